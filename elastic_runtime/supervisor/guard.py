@@ -1,12 +1,12 @@
 """Run one command and leave no process of it behind, however it or its starter ends.
 
-    python -m elastic_runtime.supervisor.guard [--grace SECONDS] -- COMMAND [ARG …]
+    python -P -m elastic_runtime.supervisor.guard [--grace SECONDS] [--parent PID] -- COMMAND [ARG …]
 
 The guard is a subreaper, so that everything the command starts stays below it, also after setsid. When the
 command ends, is stopped by a signal to the guard, or when the process that started the guard dies, the guard
 passes SIGTERM on, waits `--grace` seconds, kills whatever is left, and returns the command's exit code (128 plus
 the number of the signal that ended it). A second signal ends the grace. If the guard itself is SIGKILLed, the
-kernel kills the command.
+kernel kills the command. `--parent` names the starter, so that its death before the guard came up counts too.
 """
 
 from __future__ import annotations
@@ -29,12 +29,15 @@ _FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 def guarded(command: Sequence[str], *, grace: float = 5.0) -> list[str]:
-    """Return `command` wrapped so that it runs under a guard with `grace` seconds to end politely."""
-    return [sys.executable, "-m", "elastic_runtime.supervisor.guard", "--grace", str(grace), "--", *command]
+    """Return `command` wrapped so that it runs under a guard with `grace` seconds to end politely.
+
+    The calling process must be the one that starts it: when it dies, the command is stopped.
+    """
+    options = ["--grace", str(grace), "--parent", str(os.getpid())]
+    return [sys.executable, "-P", "-m", "elastic_runtime.supervisor.guard", *options, "--", *command]
 
 
-def _run(command: Sequence[str], grace: float) -> int:
-    parent = os.getppid()
+def _run(command: Sequence[str], grace: float, parent: int) -> int:
     watched = {*_STOPS, *_FORWARDED, signal.SIGCHLD}
     inherited = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
     processes.die_with_parent(parent, signal.SIGTERM)
@@ -81,13 +84,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line above and return its exit code."""
     parser = argparse.ArgumentParser(prog="guard", description="Run a command and leave no process of it behind.")
     parser.add_argument("--grace", type=float, default=5.0, help="seconds between SIGTERM and SIGKILL")
+    parser.add_argument("--parent", type=int, default=0, help="pid of the starter; 0 takes the parent found")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="-- COMMAND [ARG …]")
     arguments = parser.parse_args(argv)
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     if not command:
         parser.error("no command given")
     try:
-        return _run(command, arguments.grace)
+        return _run(command, arguments.grace, arguments.parent or os.getppid())
     finally:
         stubborn = processes.kill_descendants()
         if stubborn:

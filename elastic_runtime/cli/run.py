@@ -1,0 +1,125 @@
+"""`kfp-elastic run`: one script as an elastic job, in the foreground."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from elastic_runtime.errors import InputError
+
+__all__ = ["RunCommand"]
+
+
+class RunCommand:
+    """Runs a script or module on one machine or through any torchx scheduler."""
+
+    name = "run"
+    help = "run a training script as an elastic job"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the options."""
+        parser.usage = "kfp-elastic run [options] (SCRIPT | -m MODULE) [-- ARG …]"
+        parser.add_argument("--name", help="job name (default: the script's name and a short id)")
+        parser.add_argument("--nodes", default="1", metavar="MIN:MAX", help="nodes: MIN:MAX, N, or sizes such as 1,2,4")
+        parser.add_argument("--nproc-per-node", default="1", metavar="K", help="workers of a node: a number or auto")
+        parser.add_argument("--max-restarts", type=int, default=10, metavar="R",
+                            help="worker failures after which the job stops (default 10)")  # fmt: skip
+        parser.add_argument("--grace", type=float, default=3.0, metavar="S",
+                            help="seconds between SIGTERM and SIGKILL for workers (default 3)")  # fmt: skip
+        parser.add_argument("--state-dir", metavar="DIR", help="folder for logs, events, checkpoints and the record")
+        parser.add_argument("--output-dir", metavar="DIR", help="folder for what the script produces")
+        parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="environment of the workers")
+        parser.add_argument("--scheduler", default="local_cwd", metavar="S", help="torchx scheduler (default local_cwd)")
+        parser.add_argument("--scheduler-arg", action="append", default=[], metavar="NAME=VALUE",
+                            help="option of the scheduler")  # fmt: skip
+        parser.add_argument("--json", action="store_true", help="print the job record as JSON; the log goes to stderr")
+        parser.add_argument("-m", "--module", metavar="MODULE", help="module to run, as python -m")
+        parser.add_argument("program", nargs=argparse.REMAINDER, metavar="SCRIPT [-- ARG …]", help="script and its arguments")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Run the job and return its exit code."""
+        from elastic_runtime.cli import print_json
+        from elastic_runtime.launching.launcher import launch
+
+        spec, scheduler_args = self._spec(arguments)
+        sys.stderr.write(f"job {spec.name}\n")
+        write = sys.stderr.write if arguments.json else sys.stdout.write
+
+        def flushed(line: str) -> None:
+            write(line)
+            (sys.stderr if arguments.json else sys.stdout).flush()
+
+        result = launch(spec, scheduler=arguments.scheduler, scheduler_args=scheduler_args, write=flushed)
+        if arguments.json:
+            record = dict(result.record or {"name": result.name, "state": result.state, "reason": result.reason})
+            record.pop("schema", None)
+            print_json({**record, "handle": result.handle, "folder": str(result.folder.path)})
+        elif result.record is not None:
+            sys.stderr.write(f"job {result.name} {result.state}: {result.folder.path}\n")
+        return result.exit_code
+
+    def _spec(self, arguments: argparse.Namespace) -> tuple[Any, dict[str, str]]:
+        from pathlib import Path
+
+        from elastic_runtime import names
+        from elastic_runtime.launching.nodes import parse_nodes, parse_workers
+        from elastic_runtime.launching.spec import JobSpec, environment_of, program_of
+
+        words = list(arguments.program)
+        script = None
+        if arguments.module is None:
+            if not words or words[0] == "--":
+                raise InputError("no program given: kfp-elastic run [options] (SCRIPT | -m MODULE) [-- ARG …]")
+            script = words.pop(0)
+            if script.startswith("-"):
+                raise InputError(f"unknown option {script!r} (see kfp-elastic run --help)")
+        if words[:1] == ["--"]:
+            words = words[1:]
+        elif words:
+            raise InputError(f"{words[0]!r}: arguments of the program come after --, options of run before it")
+        program = program_of(script, arguments.module)
+        if arguments.name is not None and not names.is_valid(arguments.name):
+            raise InputError(
+                f"--name {arguments.name!r}: lower-case letters, digits and '-', at most {names.MAX_LENGTH}, "
+                f"a letter first; for example {names.valid_name(arguments.name)!r}"
+            )
+        spec = JobSpec(
+            program=program,
+            arguments=words,
+            nodes=parse_nodes(arguments.nodes, parse_workers(arguments.nproc_per_node)),
+            name=arguments.name or names.unique_name(program.label),
+            max_restarts=arguments.max_restarts,
+            grace=arguments.grace,
+            state_dir=_local_folder("--state-dir", arguments.state_dir),
+            output_dir=_local_folder("--output-dir", arguments.output_dir),
+            environment=environment_of(_pairs("--env", arguments.env)),
+        )
+        if spec.output_dir:
+            Path(spec.output_dir).mkdir(parents=True, exist_ok=True)
+        return spec, _pairs("--scheduler-arg", arguments.scheduler_arg)
+
+
+def _pairs(option: str, given: list[str]) -> dict[str, str]:
+    pairs = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise InputError(f"{option} {text!r}: takes NAME=VALUE")
+        pairs[name] = value
+    return pairs
+
+
+def _local_folder(option: str, given: str | None) -> str | None:
+    from pathlib import Path
+
+    if given is None:
+        return None
+    if "://" in given and not given.startswith("file://"):
+        raise InputError(f"{option} {given!r}: only a folder of this machine is supported so far")
+    folder = Path(given.removeprefix("file://")).absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{option} {given!r}: {error.strerror}") from error
+    return str(folder)

@@ -1,0 +1,1 @@
+"""A job on disk: its folder, events, metrics, record and report."""

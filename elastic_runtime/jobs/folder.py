@@ -1,0 +1,149 @@
+"""The folder of a job.
+
+    job.json        what was asked for, and the supervisor's pid
+    lock            held (flock) as long as the job lives
+    events.jsonl    what happened, one JSON object a line
+    metrics.jsonl   one line a step, written by rank 0
+    logs/           rank-N.log, everything that rank printed; agent-N.log
+    checkpoints/    output/
+    record.json     how it ended
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from elastic_runtime.errors import IntegrityError, NameInUseError
+
+__all__ = ["JobFolder", "default_folder", "write_json"]
+
+SCHEMA = 1
+
+
+def default_folder(name: str) -> Path:
+    """Return the folder of the job `name`: below `XDG_STATE_HOME`, else `~/.local/state`."""
+    base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")  # noqa: PTH111 - no HOME is fine
+    return Path(base) / "kfp-elastic" / "jobs" / name
+
+
+def write_json(path: Path, document: dict[str, Any]) -> None:
+    """Write `document` so that a reader sees the old content or the new, never half of it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            json.dump({"schema": SCHEMA, **document}, file, indent=2, ensure_ascii=False)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class JobFolder:
+    """Paths of a job's folder, and reading and writing what is in it."""
+
+    path: Path
+
+    @property
+    def logs(self) -> Path:
+        """Folder of the log files."""
+        return self.path / "logs"
+
+    @property
+    def record_file(self) -> Path:
+        """The file that says how the job ended."""
+        return self.path / "record.json"
+
+    def log_of(self, rank: int) -> Path:
+        """Return the file of everything that `rank` printed."""
+        return self.logs / f"rank-{rank}.log"
+
+    def create(self) -> None:
+        """Make the folder and what belongs in it."""
+        self.logs.mkdir(parents=True, exist_ok=True)
+
+    def lock(self, name: str) -> int:
+        """Take the job's lock and return its descriptor; it is held until that is closed.
+
+        Raises `NameInUseError` if a live job has it.
+        """
+        descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.pread(descriptor, 32, 0).decode().strip()
+            os.close(descriptor)
+            raise NameInUseError(
+                f"job {name!r} is running (pid {owner or 'unknown'}, {self.path}): stop it or choose another name"
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        return descriptor
+
+    def is_live(self) -> bool:
+        """Return whether a job holds the lock now."""
+        try:
+            descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
+    def clear(self) -> None:
+        """Remove what an earlier job of this name left, except its checkpoints and output."""
+        for name in ("events.jsonl", "metrics.jsonl", "record.json", "job.json"):
+            (self.path / name).unlink(missing_ok=True)
+        for stale in [*self.path.glob("fault-*"), *self.logs.glob("*.log")]:
+            stale.unlink(missing_ok=True)
+
+    def event(self, kind: str, **details: Any) -> dict[str, Any]:
+        """Append an event and return it."""
+        event = {"time": time.time(), "kind": kind, **details}
+        with (self.path / "events.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(event, ensure_ascii=False) + "\n")
+        return event
+
+    def events(self) -> list[dict[str, Any]]:
+        """Return every event so far, oldest first."""
+        return list(_lines(self.path / "events.jsonl"))
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Return every reported step so far, in the order in which they were finished."""
+        return list(_lines(self.path / "metrics.jsonl"))
+
+    def record(self) -> dict[str, Any] | None:
+        """Return how the job ended, or None while it has not. Raises `IntegrityError` for an unknown version."""
+        try:
+            document: dict[str, Any] = json.loads(self.record_file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise IntegrityError(f"{self.record_file}: {error}") from error
+        if document.get("schema") != SCHEMA:
+            raise IntegrityError(
+                f"{self.record_file}: schema {document.get('schema')!r} is not the {SCHEMA} known here"
+            )
+        return document
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+        for line in file:
+            # The last line may still be in the writing.
+            with contextlib.suppress(ValueError):
+                yield json.loads(line)

@@ -1,0 +1,1 @@
+"""From a script to a running job: the specification, the torchx AppDef, submitting and following."""

@@ -1,0 +1,134 @@
+"""What a job is: program, arguments, sizes, budget. Checked whole before anything starts."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from elastic_runtime.errors import InputError, MissingFileError
+from elastic_runtime.launching.nodes import NodeRange
+
+__all__ = ["JobSpec", "Program", "environment_of", "program_of"]
+
+_ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """The training program: a script file or a module, never both."""
+
+    script: str | None = None
+    """Path of a Python file, as given."""
+    module: str | None = None
+    """Name of a module to run as `python -m`."""
+
+    @property
+    def label(self) -> str:
+        """The script's stem or the module's last part, for names."""
+        return Path(self.script).stem if self.script else (self.module or "").rpartition(".")[2]
+
+    def source(self) -> Path | None:
+        """Return the file that holds the program, or None for a module that is only in the image.
+
+        Looking a module up imports its parent packages but not the module itself.
+        """
+        if self.script:
+            return Path(self.script)
+        try:
+            found = importlib.util.find_spec(self.module or "")
+            if found is not None and found.submodule_search_locations is not None:
+                found = importlib.util.find_spec(f"{self.module}.__main__")
+        except (ImportError, ValueError):
+            return None
+        return Path(found.origin) if found is not None and found.origin and Path(found.origin).is_file() else None
+
+    def sha256(self) -> str:
+        """Return the checksum of the program's source, or an empty string if it is not on this machine."""
+        path = self.source()
+        return hashlib.sha256(path.read_bytes()).hexdigest() if path is not None else ""
+
+    def command(self) -> list[str]:
+        """Return the arguments that make Python run this program."""
+        return [self.script] if self.script else ["-m", self.module or ""]
+
+
+def program_of(script: str | None, module: str | None, *, present: bool = True) -> Program:
+    """Return the program that the user named by a script or a module.
+
+    With `present` the program must be on this machine and compile. Raises `InputError` for none or both,
+    `MissingFileError` for a missing one, `InputError` with file and line for a syntax error.
+    """
+    if bool(script) == bool(module):
+        given = f"script={script!r} and module={module!r}" if script else "neither a script nor a module"
+        raise InputError(f"a job runs exactly one program, but {given} was given")
+    program = Program(script=script or None, module=module or None)
+    if not present:
+        return program
+    path = program.source()
+    if script and not Path(script).is_file():
+        raise MissingFileError(f"script {script!r} {'is not a file' if Path(script).exists() else 'not found'}")
+    if path is None:
+        raise MissingFileError(f"module {module!r} not found: is it installed, or is this the right folder?")
+    if path.suffix in (".py", ""):
+        try:
+            compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+        except (SyntaxError, ValueError) as error:
+            line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+            raise InputError(f"{path}{line}: {type(error).__name__}: {getattr(error, 'msg', error)}") from error
+    return program
+
+
+def environment_of(values: Mapping[str, object] | None) -> dict[str, str]:
+    """Return environment variables with text values: numbers as Python writes them, booleans as 1 and 0.
+
+    Raises `InputError` that names a variable whose name or value cannot be one.
+    """
+    environment = {}
+    for name, value in (values or {}).items():
+        if not isinstance(name, str) or not _ENVIRONMENT_NAME.fullmatch(name):
+            raise InputError(f"environment variable name {name!r}: letters, digits and _ only, not first a digit")
+        if isinstance(value, bool):
+            value = int(value)
+        if not isinstance(value, str | int | float):
+            raise InputError(f"environment variable {name}={value!r}: a text or a number is wanted")
+        if isinstance(value, str) and "\0" in value:
+            raise InputError(f"environment variable {name}: the value holds a NUL character")
+        environment[name] = str(value)
+    return environment
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSpec:
+    """Everything that decides what a job does."""
+
+    program: Program
+    """What each worker runs."""
+    arguments: Sequence[str] = ()
+    """Command line of the program."""
+    nodes: NodeRange
+    """How many nodes, and workers on each."""
+    name: str | None = None
+    """Job name, a DNS label; None takes torchx's application id."""
+    max_restarts: int = 10
+    """Worker failures over the whole job after which it stops; lost nodes do not count."""
+    grace: float = 3.0
+    """Seconds between SIGTERM and SIGKILL when workers are stopped."""
+    state_dir: str | None = None
+    """Folder for logs, events, checkpoints and the record; None is a folder by the job's name."""
+    output_dir: str | None = None
+    """Folder for what the program produces; None is `output` in the state folder."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Extra environment of every worker."""
+
+    def __post_init__(self) -> None:
+        if self.max_restarts < 0:
+            raise InputError(f"--max-restarts {self.max_restarts}: takes a number from 0")
+        if not 0 <= self.grace <= 3600:
+            raise InputError(f"--grace {self.grace}: takes seconds from 0 to 3600")
+        for place, argument in enumerate(self.arguments):
+            if "\0" in argument:
+                raise InputError(f"argument {place + 1} of the program holds a NUL character")

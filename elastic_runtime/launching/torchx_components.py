@@ -1,0 +1,72 @@
+"""torchx components: `torchx run -s SCHEDULER elastic.ddp -j [MIN:]MAXxK --script SCRIPT [-- ARGS …]`.
+
+torchx reads these signatures and docstrings to make the command line, so they use its argument types.
+"""
+
+import torchx.specs as specs
+
+from elastic_runtime.launching.appdef import build_appdef
+from elastic_runtime.launching.nodes import parse_j
+from elastic_runtime.launching.spec import JobSpec, environment_of, program_of
+
+__all__ = ["ddp"]
+
+
+def ddp(
+    *script_args: str,
+    script: str | None = None,
+    m: str | None = None,
+    j: str = "1x1",
+    name: str = "",
+    image: str = "",
+    max_restarts: int = 10,
+    grace: float = 3.0,
+    state_dir: str = "",
+    cpu: int = 1,
+    gpu: int = 0,
+    memMB: int = 1024,
+    h: str | None = None,
+    env: dict[str, str] | None = None,
+    metadata: dict[str, str] | None = None,
+    mounts: list[str] | None = None,
+) -> specs.AppDef:
+    """Elastic PyTorch DDP: keeps training while workers come and go, restarts on failure.
+
+    Args:
+        script_args: arguments of the script or module
+        script: Python file to run
+        m: module to run, as python -m
+        j: [MIN:]MAXxK, nodes and workers of each; the job goes on while MIN nodes are left
+        name: job name, by default the script's; any text, made valid
+        image: container image that has kfp-elastic and the script (not used by local_cwd)
+        max_restarts: worker failures over the whole job after which it stops
+        grace: seconds between SIGTERM and SIGKILL when workers are stopped
+        state_dir: folder for logs, events, checkpoints and the record
+        cpu: processors of a node
+        gpu: GPUs of a node
+        memMB: memory of a node in MB
+        h: a registered named resource, instead of cpu, gpu and memMB
+        env: environment of the workers (NAME1=value1,NAME2=value2)
+        metadata: metadata for the scheduler (KEY1=value1,KEY2=value2)
+        mounts: mounts in torchx's notation
+    """
+    nodes = parse_j(j)
+    # With an image the program may be only in there.
+    program = program_of(script, m, present=not image)
+    spec = JobSpec(
+        program=program,
+        arguments=script_args,
+        nodes=nodes,
+        max_restarts=max_restarts,
+        grace=grace,
+        state_dir=state_dir or None,
+        environment=environment_of(env),
+    )
+    return build_appdef(
+        spec,
+        name=name or None,
+        image=image or None,
+        resource=specs.resource(cpu=cpu, gpu=gpu, memMB=memMB, h=h),
+        metadata=metadata,
+        mounts=specs.parse_mounts(mounts) if mounts else None,
+    )

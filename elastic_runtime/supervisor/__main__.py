@@ -1,0 +1,68 @@
+"""The supervisor process of a job on one machine: what the AppDef's only replica runs, under the guard."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from elastic_runtime.errors import ElasticError, InputError
+from elastic_runtime.jobs.folder import JobFolder, default_folder
+from elastic_runtime.launching.nodes import parse_nodes, parse_workers
+from elastic_runtime.launching.spec import JobSpec, program_of
+from elastic_runtime.names import is_valid
+from elastic_runtime.supervisor.job import LocalJob
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the job that the command line describes; return its exit code."""
+    parser = argparse.ArgumentParser(prog="supervisor", description="Run an elastic job on this machine.")
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--nodes", required=True)
+    parser.add_argument("--nproc-per-node", default="1")
+    parser.add_argument("--max-restarts", type=int, default=10)
+    parser.add_argument("--grace", type=float, default=3.0)
+    parser.add_argument("--state-dir")
+    parser.add_argument("--output-dir")
+    parser.add_argument("--log-limit-mb", type=int, default=1024)
+    parser.add_argument("--script")
+    parser.add_argument("--module")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+    given = parser.parse_args(argv)
+    try:
+        return _run(given)
+    except (ElasticError, OSError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code if isinstance(error, ElasticError) else 1
+
+
+def _run(given: argparse.Namespace) -> int:
+    if not is_valid(given.name):
+        raise InputError(f"--name {given.name!r}: lower-case letters, digits and '-', at most 63, a letter first")
+    arguments = given.arguments[1:] if given.arguments[:1] == ["--"] else given.arguments
+    folder = JobFolder(Path(given.state_dir).absolute() if given.state_dir else default_folder(given.name))
+    spec = JobSpec(
+        program=program_of(given.script, given.module),
+        arguments=arguments,
+        nodes=parse_nodes(given.nodes, parse_workers(given.nproc_per_node)),
+        name=given.name,
+        max_restarts=given.max_restarts,
+        grace=given.grace,
+        state_dir=str(folder.path),
+        output_dir=str(Path(given.output_dir).absolute()) if given.output_dir else None,
+    )
+    folder.create()
+    lock = folder.lock(given.name)
+    try:
+        folder.clear()
+        return LocalJob(spec, folder, name=given.name, log_limit=given.log_limit_mb << 20).run()
+    finally:
+        os.close(lock)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

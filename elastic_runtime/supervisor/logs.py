@@ -1,0 +1,135 @@
+"""The workers' log files as one stream of rank-prefixed lines, and their size kept in bounds.
+
+Workers write straight into their files, so that no reader can slow them down and nothing is lost however they end.
+The stream follows the files. A file that grows over the limit has its oldest blocks given back to the disk (a hole:
+offsets stay, and the writers notice nothing).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+__all__ = ["LogStream", "tail"]
+
+_CHUNK = 1 << 18
+_FALLOC_FL_KEEP_SIZE = 1
+_FALLOC_FL_PUNCH_HOLE = 2
+_LONGEST_LINE = 1 << 16
+
+
+class _Follower:
+    def __init__(self, path: Path, prefix: bytes) -> None:
+        self._path = path
+        self._prefix = prefix
+        self._file: BinaryIO | None = None
+        self._rest = b""
+        self.freed = 0
+
+    def read(self, write: Callable[[bytes], object]) -> bool:
+        """Pass one chunk of new lines on; return whether there was anything new."""
+        if self._file is None:
+            try:
+                self._file = self._path.open("rb")
+            except FileNotFoundError:
+                return False
+        data = self._file.read(_CHUNK)
+        if not data:
+            return False
+        *lines, self._rest = (self._rest + data.replace(b"\0", b"")).split(b"\n")
+        if len(self._rest) > _LONGEST_LINE:
+            lines.append(self._rest)
+            self._rest = b""
+        write(b"".join(self._prefix + line + b"\n" for line in lines))
+        return True
+
+    def finish(self, write: Callable[[bytes], object]) -> None:
+        """Pass on a last line that has no newline."""
+        if self._rest:
+            write(self._prefix + self._rest + b"\n")
+            self._rest = b""
+
+    def bound(self, limit: int) -> None:
+        """Give the oldest blocks back to the disk when the file is over `limit` bytes."""
+        try:
+            size = self._path.stat().st_size
+        except FileNotFoundError:
+            return
+        if size - self.freed <= limit:
+            return
+        end = (size - limit // 2) // 4096 * 4096
+        if _punch(self._path, self.freed, end - self.freed):
+            self.freed = end
+
+
+class LogStream:
+    """Follows the log files of all ranks."""
+
+    def __init__(self, *, limit: int, output: BinaryIO | None = None) -> None:
+        """Write to `output` (standard output by default); keep each file under `limit` bytes on disk."""
+        self._limit = limit
+        self._output = output or sys.stdout.buffer
+        self._followers: dict[int, _Follower] = {}
+
+    def follow(self, rank: int, path: Path) -> None:
+        """Follow the file of `rank`, from its start if it is new."""
+        if rank not in self._followers:
+            self._followers[rank] = _Follower(path, f"[rank{rank}] ".encode())
+
+    def pump(self) -> None:
+        """Pass on what is new: at most one chunk a rank, so that the caller is not held up."""
+        for follower in self._followers.values():
+            follower.read(self._write)
+            follower.bound(self._limit)
+        self._flush()
+
+    def drain(self) -> None:
+        """Pass on everything, also a last line without a newline."""
+        for follower in self._followers.values():
+            while follower.read(self._write):
+                pass
+            follower.finish(self._write)
+        self._flush()
+
+    def say(self, line: str) -> None:
+        """Write a line of the supervisor's own."""
+        self._write(line.encode("utf-8", "replace") + b"\n")
+        self._flush()
+
+    def _write(self, data: bytes) -> None:
+        # The reader may be gone (a closed pipe); the files still have everything.
+        try:
+            self._output.write(data)
+        except (BrokenPipeError, ValueError):
+            self._output = Path(os.devnull).open("wb")  # noqa: SIM115 - kept as long as the job lives
+
+    def _flush(self) -> None:
+        try:
+            self._output.flush()
+        except (BrokenPipeError, ValueError):
+            self._output = Path(os.devnull).open("wb")  # noqa: SIM115 - as above
+
+
+def tail(path: Path, limit: int = 1 << 16) -> str:
+    """Return the last `limit` bytes of a log as text; empty if there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - limit))
+            return file.read(limit).replace(b"\0", b"").decode("utf-8", "replace")
+    except FileNotFoundError:
+        return ""
+
+
+def _punch(path: Path, start: int, length: int) -> bool:
+    libc = ctypes.CDLL(None, use_errno=True)
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        mode = _FALLOC_FL_KEEP_SIZE | _FALLOC_FL_PUNCH_HOLE
+        result: int = libc.fallocate(descriptor, mode, ctypes.c_long(start), ctypes.c_long(length))
+        return result == 0
+    finally:
+        os.close(descriptor)

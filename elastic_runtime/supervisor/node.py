@@ -1,0 +1,66 @@
+"""The supervisor's end of one agent: a child process and the channel to it."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from elastic_runtime.agent.protocol import Channel
+
+__all__ = ["NodeHandle", "internal_command"]
+
+
+def internal_command(module: str, *arguments: str) -> list[str]:
+    """Return the command that runs one of our modules.
+
+    `-P` keeps the current folder out of the import path: a user's own `elastic_runtime/` there must not be taken
+    for ours.
+    """
+    return [sys.executable, "-P", "-m", module, *arguments]
+
+
+class NodeHandle:
+    """A running agent."""
+
+    def __init__(self, node: int, log: Path) -> None:
+        """Start the agent of `node`; what it prints itself goes to `log`."""
+        self.node = node
+        ours, theirs = socket.socketpair()
+        with log.open("ab") as file:
+            self._process = subprocess.Popen(
+                internal_command(
+                    "elastic_runtime.agent", "--channel", str(theirs.fileno()), "--node", str(node)
+                ),
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+            )
+        theirs.close()
+        self.channel = Channel(ours)
+
+    @property
+    def pid(self) -> int:
+        """Process id of the agent."""
+        return self._process.pid
+
+    def send(self, kind: str, **details: Any) -> None:
+        """Send a message; that the agent is gone shows when its channel is read."""
+        with suppress(OSError):
+            self.channel.send(kind, **details)
+
+    def close(self) -> None:
+        """Forget the agent: it sees its channel closed, stops its workers and ends."""
+        self.channel.close()
+
+    def wait(self, timeout: float) -> None:
+        """Wait for the agent's end and collect it; kill it if that takes longer than `timeout` seconds."""
+        try:
+            self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()

@@ -1,0 +1,102 @@
+"""Progress of the job as the supervisor sees it: follows rank 0's metrics and accounts for recoveries."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+__all__ = ["Progress", "Recovery"]
+
+
+@dataclass
+class Recovery:
+    """From a failure to the next finished step."""
+
+    cause: str
+    since: float
+    """When the failure was noticed (seconds since the epoch)."""
+    last_step: int
+    """Steps that were finished then."""
+    seconds: float | None = None
+    """How long it took; None until a step was finished again."""
+    steps_lost: int | None = None
+    """Finished steps that had to be done again."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as the job record has it."""
+        return {"cause": self.cause, "seconds": self.seconds, "steps_lost": self.steps_lost}
+
+
+@dataclass
+class Progress:
+    """Reads `metrics.jsonl` as it grows."""
+
+    path: Path
+    step: int = 0
+    """Highest finished step."""
+    line: dict[str, Any] = field(default_factory=dict)
+    """The newest report."""
+    recoveries: list[Recovery] = field(default_factory=list)
+    _file: BinaryIO | None = None
+    _rest: bytes = b""
+    _shown: float = 0.0
+    _shown_line: dict[str, Any] = field(default_factory=dict)
+
+    def failed(self, cause: str, now: float) -> None:
+        """A failure was noticed at `now` (epoch seconds); one that is still being recovered from goes on."""
+        if not self.recoveries or self.recoveries[-1].seconds is not None:
+            self.recoveries.append(Recovery(cause, now, self.step))
+
+    def read(self) -> bool:
+        """Take in what was reported since; return whether a step was finished."""
+        if self._file is None:
+            try:
+                self._file = self.path.open("rb")
+            except FileNotFoundError:
+                return False
+        *lines, self._rest = (self._rest + self._file.read()).split(b"\n")
+        seen = False
+        for raw in lines:
+            with suppress(ValueError, KeyError):
+                self._take(json.loads(raw))
+                seen = True
+        return seen
+
+    def _take(self, line: dict[str, Any]) -> None:
+        step = int(line["step"])
+        open_recovery = self.recoveries[-1] if self.recoveries and self.recoveries[-1].seconds is None else None
+        if open_recovery is not None and line["time"] >= open_recovery.since:
+            open_recovery.seconds = line["time"] - open_recovery.since
+            open_recovery.steps_lost = max(0, open_recovery.last_step - (step - 1))
+        elif open_recovery is not None:
+            # Reported before the failure, read after it.
+            open_recovery.last_step = max(open_recovery.last_step, step)
+        self.step = max(self.step, step)
+        self.line = line
+
+    def show(self, restarts: int, *, every: float = 2.0) -> str | None:
+        """Return a progress line if one is due: step, loss, rate, workers, restarts."""
+        now = time.monotonic()
+        if not self.line or now - self._shown < every or self.line is self._shown_line:
+            return None
+        before, self._shown, self._shown_line = self._shown_line, now, self.line
+        parts = [f"step {self.line['step']}"]
+        loss = self.line.get("loss")
+        if isinstance(loss, int | float):
+            parts.append(f"loss {loss:.4g}")
+        rate = _rate(before, self.line)
+        if rate is not None:
+            parts.append(f"{rate:,.0f} samples/s")
+        parts += [f"{self.line['world_size']} workers", f"{restarts} restarts"]
+        return "[progress] " + ", ".join(parts)
+
+
+def _rate(before: dict[str, Any], now: dict[str, Any]) -> float | None:
+    if before.get("round") != now.get("round") or "samples" not in before or "samples" not in now:
+        return None
+    elapsed = now["time"] - before["time"]
+    return (now["samples"] - before["samples"]) / elapsed if elapsed > 0 else None

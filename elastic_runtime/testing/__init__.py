@@ -1,0 +1,1 @@
+"""Help for tests of elastic training, also for users': deterministic faults."""
