@@ -37,8 +37,9 @@ class _Worker:
 class Agent:
     """The workers of one node and the loop that watches them."""
 
-    def __init__(self, channel: Channel) -> None:
-        """Serve the supervisor at the other end of `channel`."""
+    def __init__(self, channel: Channel, *, grace: float) -> None:
+        """Serve the supervisor at the other end of `channel`; `grace` seconds are for a SIGTERM to the agent."""
+        self._grace = grace
         self._channel = channel
         self._selector = selectors.DefaultSelector()
         self._workers: dict[int, _Worker] = {}
@@ -155,7 +156,7 @@ class Agent:
             if number in (signal.SIGUSR1, signal.SIGUSR2):
                 self._signal_all(signal.Signals(number))
             else:
-                self._leave(3.0)
+                self._leave(self._grace)
 
     def _signal_all(self, number: signal.Signals) -> None:
         for worker in self._workers.values():
@@ -172,9 +173,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="agent")
     parser.add_argument("--channel", type=int, required=True)
     parser.add_argument("--node", type=int, required=True)
+    parser.add_argument("--grace", type=float, required=True)
     arguments = parser.parse_args()
     processes.die_with_parent(os.getppid(), signal.SIGTERM)
-    return Agent(Channel(socket.socket(fileno=arguments.channel))).run()
+    return Agent(Channel(socket.socket(fileno=arguments.channel)), grace=arguments.grace).run()
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from typing import Any
 
 from elastic_runtime.errors import IntegrityError, NameInUseError
 
-__all__ = ["JobFolder", "default_folder", "write_json"]
+__all__ = ["JobFolder", "default_folder", "tail", "write_json"]
 
 SCHEMA = 1
 
@@ -46,6 +47,16 @@ def write_json(path: Path, document: dict[str, Any]) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def tail(path: Path, limit: int = 1 << 16) -> str:
+    """Return the last `limit` bytes of a log as text; empty if there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - limit))
+            return file.read(limit).replace(b"\0", b"").decode("utf-8", "replace")
+    except FileNotFoundError:
+        return ""
 
 
 @dataclass(frozen=True)
@@ -104,12 +115,38 @@ class JobFolder:
             os.close(descriptor)
         return False
 
-    def clear(self) -> None:
-        """Remove what an earlier job of this name left, except its checkpoints and output."""
+    def begin(self, document: dict[str, Any]) -> str:
+        """Start a job here: write `job.json`, remove an earlier job's traces, and say what becomes of its checkpoints.
+
+        They are kept, so that the new job goes on from them, if the earlier one ran the same program with the same
+        arguments and did not succeed. Returns a sentence, empty if there was no earlier job.
+        """
+        earlier, record = self._earlier(), self.record()
+        same = earlier is not None and all(earlier.get(key) == document.get(key) for key in ("program", "arguments"))
+        finished = record is not None and record["state"] == "succeeded"
         for name in ("events.jsonl", "metrics.jsonl", "record.json", "job.json"):
             (self.path / name).unlink(missing_ok=True)
         for stale in [*self.path.glob("fault-*"), *self.logs.glob("*.log")]:
             stale.unlink(missing_ok=True)
+        said = ""
+        if earlier is not None:
+            how = "succeeded" if finished else "did not succeed"
+            kept = same and not finished
+            if kept:
+                said = f"an earlier job here {how}: going on from its checkpoints"
+            else:
+                shutil.rmtree(self.path / "checkpoints", ignore_errors=True)
+                why = how if same else "had another program or arguments"
+                said = f"an earlier job here {why}: starting anew"
+        write_json(self.path / "job.json", document)
+        return said
+
+    def _earlier(self) -> dict[str, Any] | None:
+        try:
+            document: dict[str, Any] = json.loads((self.path / "job.json").read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):
+            return None
+        return document
 
     def event(self, kind: str, **details: Any) -> dict[str, Any]:
         """Append an event and return it."""

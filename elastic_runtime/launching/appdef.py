@@ -93,7 +93,7 @@ def build_appdef(
 
 def _plain(text: str | None) -> str:
     """Escape each `$` that does not start a torchx macro."""
-    return _OTHER_DOLLAR.sub("$$$$", text or "")
+    return _OTHER_DOLLAR.sub("$$", text or "")
 
 
 def check_appdef(app: specs.AppDef) -> specs.AppDef:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,20 +68,35 @@ def launch(
         raise NameInUseError(f"job {spec.name!r} is running ({folder.path}): stop it or choose another name")
     app = check_appdef(build_appdef(spec, image=image))
     output = write or sys.stdout.write
-    with _stop_signals(), get_runner("elastic") as runner:
+    with _stop_signals() as install, get_runner() as runner:
         config = _scheduler_config(runner, scheduler, scheduler_args or {})
+        # torchx's local scheduler brings handlers of its own, which raise an error that is no interrupt.
+        install()
         if local:
             folder.create()
             config.setdefault("log_dir", str(folder.path / "torchx"))
         handle = runner.run(app, scheduler, config)
         try:
-            for line in runner.log_lines(handle, ROLE, 0, should_tail=True):
+            lines = runner.log_lines(handle, ROLE, 0, should_tail=True)
+            for line in _whole_lines(lines) if local else lines:
                 output(line if line.endswith("\n") else f"{line}\n")
             status = runner.wait(handle, wait_interval=0.05)
         except BaseException:
             runner.cancel(handle)
             raise
     return _result(spec.name, handle, folder, status)
+
+
+def _whole_lines(pieces: Iterable[str]) -> Iterator[str]:
+    """Join what torchx's local scheduler cuts: it reads fixed blocks, and a line across two comes as two pieces."""
+    rest = ""
+    for piece in pieces:
+        rest += piece
+        if rest.endswith("\n"):
+            yield rest
+            rest = ""
+    if rest:
+        yield rest
 
 
 def _result(name: str, handle: str, folder: JobFolder, status: Any) -> JobResult:
@@ -119,18 +134,26 @@ def _scheduler_config(runner: Any, scheduler: str, given: Mapping[str, Any]) -> 
 
 
 @contextmanager
-def _stop_signals() -> Iterator[None]:
-    """Have SIGTERM interrupt the main thread as SIGINT does, so that the job is cancelled."""
+def _stop_signals() -> Iterator[Callable[[], None]]:
+    """Have SIGTERM and SIGHUP interrupt the main thread as SIGINT does, so that the job is cancelled.
+
+    Yields a function that installs the handlers again, after somebody else changed them.
+    """
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
+    def install() -> None:
+        for number in before:
+            signal.signal(number, interrupt)
+
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield lambda: None
         return
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    install()
     try:
-        yield
+        yield install
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -4,12 +4,18 @@ torchx reads these signatures and docstrings to make the command line, so they u
 """
 
 import torchx.specs as specs
+from torchx.specs.finder import ComponentValidationException
 
+from elastic_runtime.errors import InputError
 from elastic_runtime.launching.appdef import build_appdef
 from elastic_runtime.launching.nodes import parse_j
 from elastic_runtime.launching.spec import JobSpec, environment_of, program_of
 
 __all__ = ["ddp"]
+
+
+class _ComponentInputError(InputError, ComponentValidationException):
+    """An `InputError` that the torchx command line prints as one message instead of a traceback."""
 
 
 def ddp(
@@ -50,18 +56,19 @@ def ddp(
         metadata: metadata for the scheduler (KEY1=value1,KEY2=value2)
         mounts: mounts in torchx's notation
     """
-    nodes = parse_j(j)
-    # With an image the program may be only in there.
-    program = program_of(script, m, present=not image)
-    spec = JobSpec(
-        program=program,
-        arguments=script_args,
-        nodes=nodes,
-        max_restarts=max_restarts,
-        grace=grace,
-        state_dir=state_dir or None,
-        environment=environment_of(env),
-    )
+    try:
+        # With an image the program may be only in there.
+        spec = JobSpec(
+            nodes=parse_j(j),
+            program=program_of(script, m, present=not image),
+            arguments=script_args,
+            max_restarts=max_restarts,
+            grace=grace,
+            state_dir=state_dir or None,
+            environment=environment_of(env),
+        )
+    except InputError as error:
+        raise _ComponentInputError(str(error)) from error
     return build_appdef(
         spec,
         name=name or None,

@@ -58,7 +58,6 @@ def _run(given: argparse.Namespace) -> int:
     folder.create()
     lock = folder.lock(given.name)
     try:
-        folder.clear()
         return LocalJob(spec, folder, name=given.name, log_limit=given.log_limit_mb << 20).run()
     finally:
         os.close(lock)

@@ -13,10 +13,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from elastic_runtime.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
-from elastic_runtime.jobs.folder import JobFolder, write_json
+from elastic_runtime.jobs.folder import JobFolder, tail, write_json
 from elastic_runtime.launching.spec import JobSpec
 from elastic_runtime.supervisor import rounds
-from elastic_runtime.supervisor.logs import LogStream, tail
+from elastic_runtime.supervisor.logs import LogStream
 from elastic_runtime.supervisor.node import NodeHandle
 from elastic_runtime.supervisor.progress import Progress
 from elastic_runtime.supervisor.store import StoreHost
@@ -60,7 +60,9 @@ class LocalJob:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, lambda *_: None)
         self._selector.register(wake, selectors.EVENT_READ, lambda: self._on_signals(wake.recv(64)))
-        self._write_job()
+        said = self._folder.begin(self._description())
+        if said:
+            self._tell("earlier", said)
         try:
             self._do(self._machine.begin())
             while self._done is None:
@@ -178,7 +180,7 @@ class LocalJob:
                     self._done = action
 
     def _spawn(self, node: int) -> None:
-        handle = NodeHandle(node, self._folder.logs / f"agent-{node}.log")
+        handle = NodeHandle(node, self._folder.logs / f"agent-{node}.log", grace=self._spec.grace)
         self._nodes[node] = handle
         self._selector.register(handle.channel, selectors.EVENT_READ, lambda: self._on_channel(handle))
         self._folder.event("agent", node=node, pid=handle.pid)
@@ -252,22 +254,18 @@ class LocalJob:
         self._stream.pump()
         self._stream.say(f"[elastic] {text}")
 
-    def _write_job(self) -> None:
-        spec = self._spec
-        write_json(
-            self._folder.path / "job.json",
-            {
-                "name": self._name,
-                "pid": os.getpid(),
-                "program": {"script": spec.program.script, "module": spec.program.module,
-                            "sha256": spec.program.sha256()},
-                "arguments": list(spec.arguments),
-                "nodes": str(spec.nodes),
-                "workers_per_node": spec.nodes.workers,
-                "max_restarts": spec.max_restarts,
-                "started": self._started,
-            },
-        )  # fmt: skip
+    def _description(self) -> dict[str, Any]:
+        program = self._spec.program
+        return {
+            "name": self._name,
+            "pid": os.getpid(),
+            "program": {"script": program.script, "module": program.module, "sha256": program.sha256()},
+            "arguments": list(self._spec.arguments),
+            "nodes": str(self._spec.nodes),
+            "workers_per_node": self._spec.nodes.workers,
+            "max_restarts": self._spec.max_restarts,
+            "started": self._started,
+        }
 
     def _finish(self, done: rounds.Done) -> int:
         deadline = time.monotonic() + self._spec.grace + 5.0

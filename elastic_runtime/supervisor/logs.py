@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["LogStream", "tail"]
+__all__ = ["LogStream"]
 
 _CHUNK = 1 << 18
 _FALLOC_FL_KEEP_SIZE = 1
@@ -112,16 +112,6 @@ class LogStream:
             self._output.flush()
         except (BrokenPipeError, ValueError):
             self._output = Path(os.devnull).open("wb")  # noqa: SIM115 - as above
-
-
-def tail(path: Path, limit: int = 1 << 16) -> str:
-    """Return the last `limit` bytes of a log as text; empty if there is none."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - limit))
-            return file.read(limit).replace(b"\0", b"").decode("utf-8", "replace")
-    except FileNotFoundError:
-        return ""
 
 
 def _punch(path: Path, start: int, length: int) -> bool:

@@ -26,14 +26,20 @@ def internal_command(module: str, *arguments: str) -> list[str]:
 class NodeHandle:
     """A running agent."""
 
-    def __init__(self, node: int, log: Path) -> None:
-        """Start the agent of `node`; what it prints itself goes to `log`."""
+    def __init__(self, node: int, log: Path, *, grace: float) -> None:
+        """Start the agent of `node`; what it prints itself goes to `log`.
+
+        Told to end by a signal, it gives its workers `grace` seconds.
+        """
         self.node = node
         ours, theirs = socket.socketpair()
         with log.open("ab") as file:
             self._process = subprocess.Popen(
                 internal_command(
-                    "elastic_runtime.agent", "--channel", str(theirs.fileno()), "--node", str(node)
+                    "elastic_runtime.agent",
+                    f"--channel={theirs.fileno()}",
+                    f"--node={node}",
+                    f"--grace={grace}",
                 ),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,

@@ -1,0 +1,77 @@
+"""The elastic training step."""
+
+from kfp.dsl import HTML, Artifact, Dataset, Input, Metrics, Model, Output
+
+from kfp_elastic.components.authoring import component
+
+__all__ = ["elastic_train"]
+
+
+@component
+def elastic_train(
+    dataset: Input[Dataset],
+    model: Output[Model],
+    metrics: Output[Metrics],
+    report: Output[HTML],
+    job_record: Output[Artifact],
+    script: str = "",
+    module: str = "",
+    script_sha256: str = "",
+    arguments: list = [],  # noqa: B006 - kfp compiles the default into the YAML
+    hyperparameters: dict = {},  # noqa: B006 - as above
+    nodes: str = "1:2",
+    nproc_per_node: int = 1,
+    max_restarts: int = 10,
+    scheduler: str = "local_cwd",
+    scheduler_args: dict = {},  # noqa: B006 - as above
+    env: dict = {},  # noqa: B006 - as above
+):
+    """Train a model as an elastic PyTorch DDP job that goes on when a worker or node is lost.
+
+    The job is launched through torchx. Its log lines stream into the step's log, prefixed by rank, with a progress
+    line. The script finds the dataset and the folder for the model in its arguments (`{dataset}`, `{model}`) or in
+    ELASTIC_DATASET_DIR and ELASTIC_OUTPUT_DIR.
+
+    Args:
+        dataset: Dataset folder of the preprocess step.
+        model: Model folder: safetensors weights, torch.export program, config.
+        metrics: Steps, seconds, restarts, recovery time, last training loss.
+        report: Run report: loss, throughput, world size and every failure on one time axis.
+        job_record: JSON record of the job: state, steps, restarts, recoveries, events.
+        script: Python file to run, in the step's image. Give this or module.
+        module: Module to run, as python -m. Give this or script.
+        script_sha256: Checksum of the program; a part of the cache key, and checked before the job starts.
+        arguments: Command line of the program. {dataset}, {model} and {checkpoints} become paths.
+        hyperparameters: Appended as --name=value; lists and objects as JSON, true as --name, null and false left out.
+        nodes: Nodes as MIN:MAX, one number, or a list of allowed sizes such as 1,2,4.
+        nproc_per_node: Workers of a node.
+        max_restarts: Worker failures over the whole job after which it stops.
+        scheduler: torchx scheduler.
+        scheduler_args: Options of the scheduler.
+        env: Environment of the workers.
+    """
+    from pathlib import Path
+
+    from elastic_runtime.launching.step import TrainOutputs, TrainRequest, train
+
+    request = TrainRequest(
+        script=script,
+        module=module,
+        script_sha256=script_sha256,
+        arguments=arguments or [],
+        hyperparameters=hyperparameters or {},
+        nodes=nodes,
+        nproc_per_node=nproc_per_node,
+        max_restarts=max_restarts,
+        scheduler=scheduler,
+        scheduler_args=scheduler_args or {},
+        env=env or {},
+    )
+    outputs = TrainOutputs(
+        model=Path(model.path),
+        report=Path(report.path),
+        job_record=Path(job_record.path),
+        work_dir=Path(model.path).parent / "job",
+    )
+    for name, value in train(request, outputs, dataset=dataset.path).items():
+        metrics.log_metric(name, value)

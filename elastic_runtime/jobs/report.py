@@ -1,0 +1,145 @@
+"""The run report of a job: what happened, what it cost, and loss, throughput and world size on one time axis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from elastic_runtime.jobs.folder import JobFolder, tail
+from elastic_runtime.report import Page
+from elastic_runtime.report.charts import PALETTE, canvas, to_svg
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["render"]
+
+_BADGES = {"succeeded": ("good", "succeeded"), "failed": ("bad", "failed"), "stopped": ("warn", "stopped")}
+_SHOWN = ("round", "worker_failed", "node_lost", "recovered", "pause", "store_lost", "ended")
+_MOST_POINTS = 2000
+
+
+def render(folder: JobFolder, record: Mapping[str, Any]) -> str:
+    """Return the HTML report of the job in `folder`, whose end `record` describes."""
+    metrics = folder.metrics()
+    recoveries: Sequence[Mapping[str, Any]] = record["recoveries"]
+    status, text = _BADGES.get(record["state"], ("warn", record["state"]))
+    page = Page(f"Training {record['name']}", _summary(record), status=status, status_text=text)
+    page.key_figure("Steps", record["global_step"])
+    page.key_figure("Wall time", f"{record['seconds']:.1f} s")
+    page.key_figure("Largest world", record["world_size"], "workers")
+    page.key_figure("Restarts", record["restarts"], f"of {record['max_restarts']} allowed")
+    if metrics and isinstance(metrics[-1].get("loss"), int | float):
+        page.key_figure("Last loss", metrics[-1]["loss"])
+    done = [recovery for recovery in recoveries if recovery["seconds"] is not None]
+    if done:
+        page.key_figure("Time lost to failures", f"{sum(recovery['seconds'] for recovery in done):.1f} s")
+    if metrics:
+        page.section("Course of the run")
+        page.figure(_charts(metrics, record), "Dashed red: a failure. Dotted green: training again.")
+    if recoveries:
+        page.section("Failures and recoveries")
+        rows = [
+            [
+                recovery["cause"],
+                f"{recovery['seconds']:.2f} s" if recovery["seconds"] is not None else "not recovered",
+                recovery["steps_lost"] if recovery["steps_lost"] is not None else "–",
+            ]
+            for recovery in recoveries
+        ]
+        page.table(["What failed", "Until the next finished step", "Steps done again"], rows)
+    page.section("What happened")
+    rows = [
+        [f"{event['time'] - record['started']:.2f} s", event["text"]]
+        for event in record["events"]
+        if event["kind"] in _SHOWN
+    ]
+    page.table(["After", "Event"], rows)
+    if record["state"] == "failed":
+        _failure_log(page, folder, record)
+    return page.render()
+
+
+def _summary(record: Mapping[str, Any]) -> str:
+    recovered = sum(1 for recovery in record["recoveries"] if recovery["seconds"] is not None)
+    if record["state"] == "succeeded":
+        if not recovered:
+            return f"All {record['global_step']:,} steps were done without a failure."
+        times = "once" if recovered == 1 else f"{recovered} times"
+        return f"All {record['global_step']:,} steps were done; the job recovered {times} from a failure."
+    return f"{record['reason']}."
+
+
+def _failure_log(page: Page, folder: JobFolder, record: Mapping[str, Any]) -> None:
+    failed = [event for event in record["events"] if event["kind"] == "worker_failed"]
+    if not failed:
+        return
+    rank = failed[-1]["rank"]
+    text = "\n".join(tail(folder.log_of(rank)).splitlines()[-40:])
+    if text:
+        page.section(f"End of the log of rank {rank}")
+        page.code(text, str(folder.log_of(rank).name))
+
+
+def _charts(metrics: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> str:
+    start = record["started"]
+    kept = metrics[:: max(1, len(metrics) // _MOST_POINTS)]
+    times = [line["time"] - start for line in kept]
+    loss = [line["loss"] if isinstance(line.get("loss"), int | float) else float("nan") for line in kept]
+    rates = _rates(metrics, start)
+    rows = 3 if rates else 2
+    with canvas(width=8.5, height=1.7 * rows, rows=rows, share_x=True) as (figure, axes):
+        axes[0].plot(times, loss, linewidth=1.2)
+        axes[0].set_ylabel("loss")
+        if any(value > 0 for value in loss):
+            axes[0].set_yscale("log")
+        if rates:
+            axes[1].plot(*zip(*rates, strict=True), linewidth=1.2, color=PALETTE[2])
+            axes[1].set_ylabel("samples/s")
+            axes[1].set_ylim(bottom=0)
+        _world_sizes(axes[-1], record)
+        axes[-1].set_xlabel("seconds since the start")
+        for place in axes:
+            _marks(place, record)
+        return to_svg(figure)
+
+
+def _rates(metrics: Sequence[Mapping[str, Any]], start: float, window: float = 0.25) -> list[tuple[float, float]]:
+    """Return (seconds, samples/s) averaged over `window` seconds, without a line across a restart."""
+    points: list[tuple[float, float]] = []
+    before: Mapping[str, Any] | None = None
+    for line in metrics:
+        if "samples" not in line:
+            continue
+        if before is None or before["round"] != line["round"]:
+            if before is not None:
+                points.append((line["time"] - start, float("nan")))
+            before = line
+        elif line["time"] - before["time"] >= window:
+            rate = (line["samples"] - before["samples"]) / (line["time"] - before["time"])
+            points.append((line["time"] - start, rate))
+            before = line
+    return points
+
+
+def _world_sizes(axes: Axes, record: Mapping[str, Any]) -> None:
+    start, times, sizes = record["started"], [0.0], [0]
+    for event in record["events"]:
+        if event["kind"] in ("round", "worker_failed", "node_lost"):
+            times.append(event["time"] - start)
+            sizes.append(event["world_size"] if event["kind"] == "round" else 0)
+    times.append(record["ended"] - start)
+    sizes.append(sizes[-1])
+    axes.step(times, sizes, where="post", linewidth=1.2, color=PALETTE[4])
+    axes.fill_between(times, sizes, step="post", alpha=0.15, color=PALETTE[4], linewidth=0)
+    axes.set_ylabel("workers")
+    axes.set_ylim(0, max(sizes) + 0.5)
+    axes.yaxis.get_major_locator().set_params(integer=True)
+
+
+def _marks(axes: Axes, record: Mapping[str, Any]) -> None:
+    for event in record["events"]:
+        if event["kind"] in ("worker_failed", "node_lost"):
+            axes.axvline(event["time"] - record["started"], color=PALETTE[3], linestyle="--", linewidth=1)
+        elif event["kind"] == "recovered":
+            axes.axvline(event["time"] - record["started"], color=PALETTE[2], linestyle=":", linewidth=1.4)
