@@ -77,7 +77,9 @@ def main():
         start=start,
     ):
         # DDP averages over workers; this share of the global mean, times their number, makes the average exact.
-        share = nn.functional.cross_entropy(model(inputs[batch.indices]), targets[batch.indices], reduction="sum")
+        share = nn.functional.cross_entropy(
+            model(inputs[batch.indices]), targets[batch.indices], reduction="sum"
+        )
         loss = share * context.world_size / batch.global_size
         optimizer.zero_grad()
         loss.backward()

@@ -52,7 +52,11 @@ class Sandbox:
         self.folder = folder
         self.mark = uuid.uuid4().hex
         self.environment = {
-            **{key: value for key, value in os.environ.items() if not key.startswith(("ELASTIC_", "KFP_ELASTIC_"))},
+            **{
+                key: value
+                for key, value in os.environ.items()
+                if not key.startswith(("ELASTIC_", "KFP_ELASTIC_"))
+            },
             "XDG_STATE_HOME": str(folder / "state"),
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             MARK: self.mark,
@@ -66,7 +70,9 @@ class Sandbox:
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, **options,
         )  # type: ignore[call-overload,no-any-return]  # fmt: skip
 
-    def run(self, *command: str | Path, timeout: float = 120, **options: object) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *command: str | Path, timeout: float = 120, **options: object
+    ) -> subprocess.CompletedProcess[str]:
         """Run a command to its end."""
         process = self.start(*command, **options)
         try:

@@ -21,21 +21,35 @@ class RunCommand:
         """Declare the options."""
         parser.usage = "kfp-elastic run [options] (SCRIPT | -m MODULE) [-- ARG …]"
         parser.add_argument("--name", help="job name (default: the script's name and a short id)")
-        parser.add_argument("--nodes", default="1", metavar="MIN:MAX", help="nodes: MIN:MAX, N, or sizes such as 1,2,4")
-        parser.add_argument("--nproc-per-node", default="1", metavar="K", help="workers of a node: a number or auto")
+        parser.add_argument(
+            "--nodes", default="1", metavar="MIN:MAX", help="nodes: MIN:MAX, N, or sizes such as 1,2,4"
+        )
+        parser.add_argument(
+            "--nproc-per-node", default="1", metavar="K", help="workers of a node: a number or auto"
+        )
         parser.add_argument("--max-restarts", type=int, default=10, metavar="R",
                             help="worker failures after which the job stops (default 10)")  # fmt: skip
         parser.add_argument("--grace", type=float, default=3.0, metavar="S",
                             help="seconds between SIGTERM and SIGKILL for workers (default 3)")  # fmt: skip
-        parser.add_argument("--state-dir", metavar="DIR", help="folder for logs, events, checkpoints and the record")
+        parser.add_argument(
+            "--state-dir", metavar="DIR", help="folder for logs, events, checkpoints and the record"
+        )
         parser.add_argument("--output-dir", metavar="DIR", help="folder for what the script produces")
-        parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="environment of the workers")
-        parser.add_argument("--scheduler", default="local_cwd", metavar="S", help="torchx scheduler (default local_cwd)")
+        parser.add_argument(
+            "--env", action="append", default=[], metavar="NAME=VALUE", help="environment of the workers"
+        )
+        parser.add_argument(
+            "--scheduler", default="local_cwd", metavar="S", help="torchx scheduler (default local_cwd)"
+        )
         parser.add_argument("--scheduler-arg", action="append", default=[], metavar="NAME=VALUE",
                             help="option of the scheduler")  # fmt: skip
-        parser.add_argument("--json", action="store_true", help="print the job record as JSON; the log goes to stderr")
+        parser.add_argument(
+            "--json", action="store_true", help="print the job record as JSON; the log goes to stderr"
+        )
         parser.add_argument("-m", "--module", metavar="MODULE", help="module to run, as python -m")
-        parser.add_argument("program", nargs=argparse.REMAINDER, metavar="SCRIPT [-- ARG …]", help="script and its arguments")
+        parser.add_argument(
+            "program", nargs=argparse.REMAINDER, metavar="SCRIPT [-- ARG …]", help="script and its arguments"
+        )
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Run the job and return its exit code."""
@@ -52,7 +66,9 @@ class RunCommand:
 
         result = launch(spec, scheduler=arguments.scheduler, scheduler_args=scheduler_args, write=flushed)
         if arguments.json:
-            record = dict(result.record or {"name": result.name, "state": result.state, "reason": result.reason})
+            record = dict(
+                result.record or {"name": result.name, "state": result.state, "reason": result.reason}
+            )
             record.pop("schema", None)
             print_json({**record, "handle": result.handle, "folder": str(result.folder.path)})
         elif result.record is not None:
@@ -70,14 +86,18 @@ class RunCommand:
         script = None
         if arguments.module is None:
             if not words or words[0] == "--":
-                raise InputError("no program given: kfp-elastic run [options] (SCRIPT | -m MODULE) [-- ARG …]")
+                raise InputError(
+                    "no program given: kfp-elastic run [options] (SCRIPT | -m MODULE) [-- ARG …]"
+                )
             script = words.pop(0)
             if script.startswith("-"):
                 raise InputError(f"unknown option {script!r} (see kfp-elastic run --help)")
         if words[:1] == ["--"]:
             words = words[1:]
         elif words:
-            raise InputError(f"{words[0]!r}: arguments of the program come after --, options of run before it")
+            raise InputError(
+                f"{words[0]!r}: arguments of the program come after --, options of run before it"
+            )
         program = program_of(script, arguments.module)
         if arguments.name is not None and not names.is_valid(arguments.name):
             raise InputError(

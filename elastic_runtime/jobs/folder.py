@@ -1,12 +1,12 @@
 """The folder of a job.
 
-    job.json        what was asked for, and the supervisor's pid
-    lock            held (flock) as long as the job lives
-    events.jsonl    what happened, one JSON object a line
-    metrics.jsonl   one line a step, written by rank 0
-    logs/           rank-N.log, everything that rank printed; agent-N.log
-    checkpoints/    output/
-    record.json     how it ended
+job.json        what was asked for, and the supervisor's pid
+lock            held (flock) as long as the job lives
+events.jsonl    what happened, one JSON object a line
+metrics.jsonl   one line a step, written by rank 0
+logs/           rank-N.log, everything that rank printed; agent-N.log
+checkpoints/    output/
+record.json     how it ended
 """
 
 from __future__ import annotations
@@ -122,7 +122,9 @@ class JobFolder:
         arguments and did not succeed. Returns a sentence, empty if there was no earlier job.
         """
         earlier, record = self._earlier(), self.record()
-        same = earlier is not None and all(earlier.get(key) == document.get(key) for key in ("program", "arguments"))
+        same = earlier is not None and all(
+            earlier.get(key) == document.get(key) for key in ("program", "arguments")
+        )
         finished = record is not None and record["state"] == "succeeded"
         for name in ("events.jsonl", "metrics.jsonl", "record.json", "job.json"):
             (self.path / name).unlink(missing_ok=True)

@@ -83,9 +83,7 @@ def _failure_log(page: Page, folder: JobFolder, record: Mapping[str, Any]) -> No
 
 def _charts(metrics: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> str:
     start = record["started"]
-    kept = metrics[:: max(1, len(metrics) // _MOST_POINTS)]
-    times = [line["time"] - start for line in kept]
-    loss = [line["loss"] if isinstance(line.get("loss"), int | float) else float("nan") for line in kept]
+    times, loss = _losses(metrics[:: max(1, len(metrics) // _MOST_POINTS)], start)
     rates = _rates(metrics, start)
     rows = 3 if rates else 2
     with canvas(width=8.5, height=1.7 * rows, rows=rows, share_x=True) as (figure, axes):
@@ -97,14 +95,16 @@ def _charts(metrics: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> 
             axes[1].plot(*zip(*rates, strict=True), linewidth=1.2, color=PALETTE[2])
             axes[1].set_ylabel("samples/s")
             axes[1].set_ylim(bottom=0)
-        _world_sizes(axes[-1], record)
+        _world_sizes(axes[-1], metrics, record)
         axes[-1].set_xlabel("seconds since the start")
         for place in axes:
             _marks(place, record)
         return to_svg(figure)
 
 
-def _rates(metrics: Sequence[Mapping[str, Any]], start: float, window: float = 0.25) -> list[tuple[float, float]]:
+def _rates(
+    metrics: Sequence[Mapping[str, Any]], start: float, window: float = 0.25
+) -> list[tuple[float, float]]:
     """Return (seconds, samples/s) averaged over `window` seconds, without a line across a restart."""
     points: list[tuple[float, float]] = []
     before: Mapping[str, Any] | None = None
@@ -122,19 +122,38 @@ def _rates(metrics: Sequence[Mapping[str, Any]], start: float, window: float = 0
     return points
 
 
-def _world_sizes(axes: Axes, record: Mapping[str, Any]) -> None:
+def _losses(metrics: Sequence[Mapping[str, Any]], start: float) -> tuple[list[float], list[float]]:
+    """Return seconds and losses, with a gap where a round ended."""
+    times: list[float] = []
+    losses: list[float] = []
+    for before, line in zip([metrics[0], *metrics], metrics, strict=False):
+        if before["round"] != line["round"]:
+            times.append(line["time"] - start)
+            losses.append(float("nan"))
+        times.append(line["time"] - start)
+        losses.append(line["loss"] if isinstance(line.get("loss"), int | float) else float("nan"))
+    return times, losses
+
+
+def _world_sizes(axes: Axes, metrics: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> None:
+    """Draw how many workers were training: none from a round's last finished step to the next round's first."""
+    from matplotlib.ticker import MaxNLocator
+
     start, times, sizes = record["started"], [0.0], [0]
-    for event in record["events"]:
-        if event["kind"] in ("round", "worker_failed", "node_lost"):
-            times.append(event["time"] - start)
-            sizes.append(event["world_size"] if event["kind"] == "round" else 0)
-    times.append(record["ended"] - start)
-    sizes.append(sizes[-1])
+    for before, line in zip([None, *metrics], metrics, strict=False):
+        if before is None or before["round"] != line["round"]:
+            if before is not None:
+                times.append(before["time"] - start)
+                sizes.append(0)
+            times.append(line["time"] - start)
+            sizes.append(line["world_size"])
+    times += [metrics[-1]["time"] - start, record["ended"] - start]
+    sizes += [0, 0]
     axes.step(times, sizes, where="post", linewidth=1.2, color=PALETTE[4])
     axes.fill_between(times, sizes, step="post", alpha=0.15, color=PALETTE[4], linewidth=0)
-    axes.set_ylabel("workers")
+    axes.set_ylabel("workers training")
     axes.set_ylim(0, max(sizes) + 0.5)
-    axes.yaxis.get_major_locator().set_params(integer=True)
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
 
 
 def _marks(axes: Axes, record: Mapping[str, Any]) -> None:

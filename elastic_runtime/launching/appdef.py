@@ -121,4 +121,3 @@ def check_appdef(app: specs.AppDef) -> specs.AppDef:
     if not roles:
         raise InputError(f"application {app.name!r} has no role")
     return replace(app, roles=roles, metadata=dict(app.metadata))
-

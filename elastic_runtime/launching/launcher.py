@@ -12,7 +12,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from elastic_runtime.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, InputError, NameInUseError, UnknownNameError
+from elastic_runtime.errors import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    InputError,
+    NameInUseError,
+    UnknownNameError,
+)
 from elastic_runtime.jobs.folder import JobFolder, default_folder
 from elastic_runtime.launching.spec import JobSpec
 

@@ -44,7 +44,11 @@ class Program:
                 found = importlib.util.find_spec(f"{self.module}.__main__")
         except (ImportError, ValueError):
             return None
-        return Path(found.origin) if found is not None and found.origin and Path(found.origin).is_file() else None
+        return (
+            Path(found.origin)
+            if found is not None and found.origin and Path(found.origin).is_file()
+            else None
+        )
 
     def sha256(self) -> str:
         """Return the checksum of the program's source, or an empty string if it is not on this machine."""
@@ -70,7 +74,9 @@ def program_of(script: str | None, module: str | None, *, present: bool = True) 
         return program
     path = program.source()
     if script and not Path(script).is_file():
-        raise MissingFileError(f"script {script!r} {'is not a file' if Path(script).exists() else 'not found'}")
+        raise MissingFileError(
+            f"script {script!r} {'is not a file' if Path(script).exists() else 'not found'}"
+        )
     if path is None:
         raise MissingFileError(f"module {module!r} not found: is it installed, or is this the right folder?")
     if path.suffix in (".py", ""):
@@ -78,7 +84,9 @@ def program_of(script: str | None, module: str | None, *, present: bool = True) 
             compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
         except (SyntaxError, ValueError) as error:
             line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
-            raise InputError(f"{path}{line}: {type(error).__name__}: {getattr(error, 'msg', error)}") from error
+            raise InputError(
+                f"{path}{line}: {type(error).__name__}: {getattr(error, 'msg', error)}"
+            ) from error
     return program
 
 
@@ -90,7 +98,9 @@ def environment_of(values: Mapping[str, object] | None) -> dict[str, str]:
     environment = {}
     for name, value in (values or {}).items():
         if not isinstance(name, str) or not _ENVIRONMENT_NAME.fullmatch(name):
-            raise InputError(f"environment variable name {name!r}: letters, digits and _ only, not first a digit")
+            raise InputError(
+                f"environment variable name {name!r}: letters, digits and _ only, not first a digit"
+            )
         if isinstance(value, bool):
             value = int(value)
         if not isinstance(value, str | int | float):

@@ -185,7 +185,9 @@ def _checked_model(folder: Path, program: str) -> ModelConfig:
         return read_config(folder)
     except (ElasticError, OSError) as error:
         if not any(folder.iterdir()):
-            raise JobFailed(f"the script wrote no model to {folder}: {program} must save one there (save_model)") from error
+            raise JobFailed(
+                f"the script wrote no model to {folder}: {program} must save one there (save_model)"
+            ) from error
         raise JobFailed(f"the script wrote no valid model to {folder}: {error}") from error
 
 

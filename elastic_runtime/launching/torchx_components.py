@@ -14,7 +14,7 @@ from elastic_runtime.launching.spec import JobSpec, environment_of, program_of
 __all__ = ["ddp"]
 
 
-class _ComponentInputError(InputError, ComponentValidationException):
+class _ComponentInputError(InputError, ComponentValidationException):  # type: ignore[misc]  # torchx has no types
     """An `InputError` that the torchx command line prints as one message instead of a traceback."""
 
 

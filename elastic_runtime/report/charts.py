@@ -46,10 +46,11 @@ def canvas(
 ) -> Iterator[tuple[Figure, list[Axes]]]:
     """Yield a figure and its axes (row by row) in the report's style, without a global matplotlib state."""
     import matplotlib as mpl
+    from cycler import cycler
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure as NewFigure
 
-    with mpl.rc_context({**_STYLE, "axes.prop_cycle": mpl.cycler(color=PALETTE)}):
+    with mpl.rc_context({**_STYLE, "axes.prop_cycle": cycler(color=PALETTE)}):
         figure = NewFigure(figsize=(width, height), layout="constrained")
         FigureCanvasSVG(figure)
         grid = figure.subplots(rows, columns, squeeze=False, sharex=share_x)

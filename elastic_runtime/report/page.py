@@ -100,7 +100,8 @@ class Page:
         """Add a table. A cell whose text is a key of `links` becomes a relative link to its value."""
         body = [list(row) for row in rows]
         numeric = [
-            all(isinstance(row[i], int | float) and not isinstance(row[i], bool) for row in body) and bool(body)
+            all(isinstance(row[i], int | float) and not isinstance(row[i], bool) for row in body)
+            and bool(body)
             for i in range(len(columns))
         ]
         content = {"columns": list(columns), "rows": body, "numeric": numeric, "links": dict(links or {})}
@@ -108,7 +109,7 @@ class Page:
 
     def figure(self, svg: str, caption: str = "") -> None:
         """Add an inline SVG chart (see `elastic_runtime.report.charts`)."""
-        self._add(_Block("figure", Markup(svg), caption))  # noqa: S704 - drawn by our own charts module
+        self._add(_Block("figure", Markup(svg), caption))
 
     def render(self) -> str:
         """Return the whole page as one HTML document without any external resource."""

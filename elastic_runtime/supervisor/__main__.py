@@ -42,7 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(given: argparse.Namespace) -> int:
     if not is_valid(given.name):
-        raise InputError(f"--name {given.name!r}: lower-case letters, digits and '-', at most 63, a letter first")
+        raise InputError(
+            f"--name {given.name!r}: lower-case letters, digits and '-', at most 63, a letter first"
+        )
     arguments = given.arguments[1:] if given.arguments[:1] == ["--"] else given.arguments
     folder = JobFolder(Path(given.state_dir).absolute() if given.state_dir else default_folder(given.name))
     spec = JobSpec(

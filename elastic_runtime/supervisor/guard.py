@@ -82,7 +82,9 @@ def _watch(child: int, grace: float, watched: set[signal.Signals]) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line above and return its exit code."""
-    parser = argparse.ArgumentParser(prog="guard", description="Run a command and leave no process of it behind.")
+    parser = argparse.ArgumentParser(
+        prog="guard", description="Run a command and leave no process of it behind."
+    )
     parser.add_argument("--grace", type=float, default=5.0, help="seconds between SIGTERM and SIGKILL")
     parser.add_argument("--parent", type=int, default=0, help="pid of the starter; 0 takes the parent found")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="-- COMMAND [ARG …]")

@@ -36,9 +36,7 @@ class LocalJob:
         self._spec = spec
         self._folder = folder
         self._name = name
-        self._machine = rounds.RoundMachine(
-            spec.nodes, max_restarts=spec.max_restarts, now=time.monotonic()
-        )
+        self._machine = rounds.RoundMachine(spec.nodes, max_restarts=spec.max_restarts, now=time.monotonic())
         self._nodes: dict[int, NodeHandle] = {}
         self._store = StoreHost(folder.logs / "store.log")
         self._stream = LogStream(limit=log_limit)
@@ -175,7 +173,11 @@ class LocalJob:
                         if node in self._nodes:
                             self._nodes[node].send("stop", grace=self._spec.grace)
                 case rounds.Pause(_, seconds, cause):
-                    self._tell("pause", f"waiting {seconds:.0f} s before the next try: {cause} again", seconds=seconds)
+                    self._tell(
+                        "pause",
+                        f"waiting {seconds:.0f} s before the next try: {cause} again",
+                        seconds=seconds,
+                    )
                 case rounds.Done():
                     self._done = action
 
@@ -209,7 +211,9 @@ class LocalJob:
                     }
                 )
             self._nodes[node].send("start", round=number, workers=assigned)
-        self._tell("round", f"round {number}: {world} workers on {len(groups)} nodes", round=number, world_size=world)
+        self._tell(
+            "round", f"round {number}: {world} workers on {len(groups)} nodes", round=number, world_size=world
+        )
 
     def _environment(
         self, number: int, group: int, rank: int, local_rank: int, world: int, host: str, port: int

@@ -26,20 +26,21 @@ class _Follower:
     def __init__(self, path: Path, prefix: bytes) -> None:
         self._path = path
         self._prefix = prefix
-        self._file: BinaryIO | None = None
+        self._offset = 0
         self._rest = b""
         self.freed = 0
 
     def read(self, write: Callable[[bytes], object]) -> bool:
         """Pass one chunk of new lines on; return whether there was anything new."""
-        if self._file is None:
-            try:
-                self._file = self._path.open("rb")
-            except FileNotFoundError:
-                return False
-        data = self._file.read(_CHUNK)
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read(_CHUNK)
+        except FileNotFoundError:
+            return False
         if not data:
             return False
+        self._offset += len(data)
         *lines, self._rest = (self._rest + data.replace(b"\0", b"")).split(b"\n")
         if len(self._rest) > _LONGEST_LINE:
             lines.append(self._rest)
@@ -73,6 +74,7 @@ class LogStream:
         """Write to `output` (standard output by default); keep each file under `limit` bytes on disk."""
         self._limit = limit
         self._output = output or sys.stdout.buffer
+        self._closed = False
         self._followers: dict[int, _Follower] = {}
 
     def follow(self, rank: int, path: Path) -> None:
@@ -101,17 +103,19 @@ class LogStream:
         self._flush()
 
     def _write(self, data: bytes) -> None:
-        # The reader may be gone (a closed pipe); the files still have everything.
-        try:
-            self._output.write(data)
-        except (BrokenPipeError, ValueError):
-            self._output = Path(os.devnull).open("wb")  # noqa: SIM115 - kept as long as the job lives
+        # The reader may be gone (a closed pipe, a full disk); the log files still have everything.
+        if not self._closed:
+            try:
+                self._output.write(data)
+            except (OSError, ValueError):
+                self._closed = True
 
     def _flush(self) -> None:
-        try:
-            self._output.flush()
-        except (BrokenPipeError, ValueError):
-            self._output = Path(os.devnull).open("wb")  # noqa: SIM115 - as above
+        if not self._closed:
+            try:
+                self._output.flush()
+            except (OSError, ValueError):
+                self._closed = True
 
 
 def _punch(path: Path, start: int, length: int) -> bool:

@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 __all__ = ["Progress", "Recovery"]
 
@@ -41,7 +41,7 @@ class Progress:
     line: dict[str, Any] = field(default_factory=dict)
     """The newest report."""
     recoveries: list[Recovery] = field(default_factory=list)
-    _file: BinaryIO | None = None
+    _offset: int = 0
     _rest: bytes = b""
     _shown: float = 0.0
     _shown_line: dict[str, Any] = field(default_factory=dict)
@@ -53,12 +53,14 @@ class Progress:
 
     def read(self) -> bool:
         """Take in what was reported since; return whether a step was finished."""
-        if self._file is None:
-            try:
-                self._file = self.path.open("rb")
-            except FileNotFoundError:
-                return False
-        *lines, self._rest = (self._rest + self._file.read()).split(b"\n")
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return False
+        self._offset += len(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
         seen = False
         for raw in lines:
             with suppress(ValueError, KeyError):
@@ -68,7 +70,9 @@ class Progress:
 
     def _take(self, line: dict[str, Any]) -> None:
         step = int(line["step"])
-        open_recovery = self.recoveries[-1] if self.recoveries and self.recoveries[-1].seconds is None else None
+        open_recovery = (
+            self.recoveries[-1] if self.recoveries and self.recoveries[-1].seconds is None else None
+        )
         if open_recovery is not None and line["time"] >= open_recovery.since:
             open_recovery.seconds = line["time"] - open_recovery.since
             open_recovery.steps_lost = max(0, open_recovery.last_step - (step - 1))

@@ -166,7 +166,9 @@ class RoundMachine:
         if losses > _NODE_LOSSES:
             self._excluded.add(node)
             if self.nodes.maximum - len(self._excluded) < self.nodes.minimum:
-                return self._finish("failed", f"node {node} was lost {losses} times in a row, and the job needs it")
+                return self._finish(
+                    "failed", f"node {node} was lost {losses} times in a row, and the job needs it"
+                )
         else:
             self._spawn_at[node] = now + (0.0 if losses == 1 else min(2.0 ** (losses - 2), _LARGEST_DELAY))
         if self.phase == "running" and unfinished:
@@ -242,7 +244,9 @@ class RoundMachine:
         kept = {node: rank for node, rank in self.groups.items() if node in self._ready and rank < size}
         free = iter(sorted(set(range(size)) - set(kept.values())))
         others = sorted(self._ready - set(kept), key=lambda node: (self.groups.get(node, size), node))
-        return dict(sorted({**kept, **dict(zip(others, free, strict=False))}.items(), key=lambda item: item[1]))
+        return dict(
+            sorted({**kept, **dict(zip(others, free, strict=False))}.items(), key=lambda item: item[1])
+        )
 
     def _end_round(self) -> list[Action]:
         self.phase = "stopping"
@@ -258,7 +262,8 @@ class RoundMachine:
         last, self._last = self._last, failure
         if self._is_users_bug(last, failure):
             return self._finish(
-                "failed", f"rank {failure.rank} failed twice at step {failure.step} with the same error: {failure.cause}"
+                "failed",
+                f"rank {failure.rank} failed twice at step {failure.step} with the same error: {failure.cause}",
             )
         self.restarts += 1
         if self.restarts > self.max_restarts:
@@ -290,4 +295,5 @@ class RoundMachine:
         self.phase = "done"
         nodes = tuple(sorted(self._active))
         self._spawn_at.clear()
-        return ([Stop(nodes)] if nodes else []) + [Done(state, reason)]
+        stop: list[Action] = [Stop(nodes)] if nodes else []
+        return [*stop, Done(state, reason)]

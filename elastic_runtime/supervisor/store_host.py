@@ -21,7 +21,7 @@ def main() -> int:
     processes.die_with_parent(os.getppid(), signal.SIGKILL)
     control = socket.socket(fileno=int(sys.argv[1]))
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exported, but not declared
 
     stores: list[TCPStore] = []
     while True:

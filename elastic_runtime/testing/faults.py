@@ -23,7 +23,9 @@ from elastic_runtime.errors import InputError
 __all__ = ["Fault", "VARIABLE", "check", "exit_with", "kill", "parse", "plan", "stop"]
 
 VARIABLE = "ELASTIC_FAULTS"
-_FORM = re.compile(r"(?P<action>kill|stop|exit)\s+rank=(?P<rank>\d+)\s+step=(?P<step>\d+)(?:\s+code=(?P<code>\d+))?")
+_FORM = re.compile(
+    r"(?P<action>kill|stop|exit)\s+rank=(?P<rank>\d+)\s+step=(?P<step>\d+)(?:\s+code=(?P<code>\d+))?"
+)
 
 
 @dataclass(frozen=True)

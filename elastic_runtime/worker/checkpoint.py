@@ -64,7 +64,9 @@ def load(folder: str | Path) -> tuple[dict[str, Any], int] | None:
             continue
         match = _NAME.fullmatch(path.name)
         if match is None or hashlib.sha256(content).hexdigest()[:16] != match[2]:
-            _logger.warning("checkpoint passed over: file=%s reason=%s", path.name, "its checksum does not match")
+            _logger.warning(
+                "checkpoint passed over: file=%s reason=%s", path.name, "its checksum does not match"
+            )
             continue
         stored = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         return stored["state"], int(stored["step"])

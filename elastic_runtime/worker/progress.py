@@ -36,6 +36,12 @@ def log(*, step: int, **scalars: float) -> None:
             name: value if math.isfinite(value) else str(value)
             for name, value in ((name, float(value)) for name, value in scalars.items())
         }
-        line = {"time": time.time(), "round": place.round, "world_size": place.world_size, "step": step, **figures}
+        line = {
+            "time": time.time(),
+            "round": place.round,
+            "world_size": place.world_size,
+            "step": step,
+            **figures,
+        }
         os.write(descriptor, json.dumps(line).encode() + b"\n")
     faults.check(rank=place.rank, step=step)

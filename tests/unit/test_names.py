@@ -13,7 +13,18 @@ DNS_LABEL = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 
 @pytest.mark.parametrize(
     "text",
-    ["my-trainer.py", "A" * 120, "under_score", "Ünïcode-名前", "", "9lives", "-x-", "a" * 63 + "b", "\ud800", "名前"],
+    [
+        "my-trainer.py",
+        "A" * 120,
+        "under_score",
+        "Ünïcode-名前",
+        "",
+        "9lives",
+        "-x-",
+        "a" * 63 + "b",
+        "\ud800",
+        "名前",
+    ],
 )
 def test_any_text_gives_a_valid_stable_name(text: str) -> None:
     name = valid_name(text)

@@ -57,10 +57,17 @@ def workers_of(folder: Path) -> dict[int, int]:
 
 def test_a_job_runs_to_its_end(sandbox: Any) -> None:
     script = sandbox.script(STEPS)
-    done = sandbox.run("kfp-elastic", "run", "--name", "steps", "--nodes", "1:2", "--state-dir", "job", script, "--", "5")
+    done = sandbox.run(
+        "kfp-elastic", "run", "--name", "steps", "--nodes", "1:2", "--state-dir", "job", script, "--", "5"
+    )
     assert done.returncode == 0, done.stderr
     record = record_of(sandbox.folder / "job")
-    assert (record["state"], record["global_step"], record["world_size"], record["restarts"]) == ("succeeded", 5, 2, 0)
+    assert (record["state"], record["global_step"], record["world_size"], record["restarts"]) == (
+        "succeeded",
+        5,
+        2,
+        0,
+    )
     assert record["recoveries"] == []
 
 
@@ -182,7 +189,9 @@ def test_an_exception_at_the_same_step_stops_the_job_after_the_second_time(sandb
 
 
 def test_the_budget_ends_a_job_that_keeps_dying(sandbox: Any) -> None:
-    script = sandbox.script("import os\nfrom elastic_runtime import worker\nprint('round', worker.context().round)\nos._exit(3)")
+    script = sandbox.script(
+        "import os\nfrom elastic_runtime import worker\nprint('round', worker.context().round)\nos._exit(3)"
+    )
     done = sandbox.run("kfp-elastic", "run", "--max-restarts", "1", "--state-dir", "job", script)
     assert done.returncode == 1
     record = record_of(sandbox.folder / "job")
@@ -221,7 +230,10 @@ while not pathlib.Path("finish").exists() or step < 5:
     assert process.returncode == 0, out + err
     record = record_of(folder)
     assert record["restarts"] == 1, "a lost node is not charged"
-    assert [recovery["cause"] for recovery in record["recoveries"]] == ["node 0 lost", "rank 0: killed by SIGKILL"]
+    assert [recovery["cause"] for recovery in record["recoveries"]] == [
+        "node 0 lost",
+        "rank 0: killed by SIGKILL",
+    ]
 
 
 def test_a_live_name_is_refused_and_free_again_after_the_end(sandbox: Any, wait: Callable[..., Any]) -> None:
@@ -236,7 +248,12 @@ def test_a_live_name_is_refused_and_free_again_after_the_end(sandbox: Any, wait:
     first.communicate(timeout=30)
     assert first.returncode == 130
     assert record_of(folder)["state"] == "stopped"
-    assert sandbox.run("kfp-elastic", "run", "--name", "twice", sandbox.script(STEPS, "other.py"), "--", "2").returncode == 0
+    assert (
+        sandbox.run(
+            "kfp-elastic", "run", "--name", "twice", sandbox.script(STEPS, "other.py"), "--", "2"
+        ).returncode
+        == 0
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
@@ -260,14 +277,28 @@ def test_the_end_of_the_launcher_at_any_moment_leaves_no_process(
 
 def test_torchx_killed_leaves_no_process(sandbox: Any, wait: Callable[..., Any]) -> None:
     script = sandbox.script(SLEEPER)
-    process = sandbox.start("torchx", "run", "-s", "local_cwd", "elastic.ddp", "-j", "2x1", "--state_dir", "job", "--script", script)
+    process = sandbox.start(
+        "torchx",
+        "run",
+        "-s",
+        "local_cwd",
+        "elastic.ddp",
+        "-j",
+        "2x1",
+        "--state_dir",
+        "job",
+        "--script",
+        script,
+    )
     wait(lambda: len(workers_of(sandbox.folder / "job")) == 2)
     process.kill()
     process.communicate()
     sandbox.assert_no_process_left()
 
 
-def test_workers_that_ignore_sigterm_and_their_children_are_killed_too(sandbox: Any, wait: Callable[..., Any]) -> None:
+def test_workers_that_ignore_sigterm_and_their_children_are_killed_too(
+    sandbox: Any, wait: Callable[..., Any]
+) -> None:
     script = sandbox.script("""
 import signal, subprocess, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -293,11 +324,17 @@ sys.stdout.write("no newline")
 if os.environ["RANK"] == "1":
     os.kill(os.getpid(), signal.SIGKILL)
 """)
-    done = sandbox.run("kfp-elastic", "run", "--nodes", "2", "--max-restarts", "0", "--state-dir", "job", script)
+    done = sandbox.run(
+        "kfp-elastic", "run", "--nodes", "2", "--max-restarts", "0", "--state-dir", "job", script
+    )
     expected = [f"line {number}" for number in range(10_000)] + ["no newline"]
     for rank in range(2):
         assert (sandbox.folder / "job" / "logs" / f"rank-{rank}.log").read_text() == "\n".join(expected)
-        streamed = [line.removeprefix(f"[rank{rank}] ") for line in done.stdout.splitlines() if line.startswith(f"[rank{rank}]")]
+        streamed = [
+            line.removeprefix(f"[rank{rank}] ")
+            for line in done.stdout.splitlines()
+            if line.startswith(f"[rank{rank}]")
+        ]
         assert streamed == expected
 
 
@@ -349,12 +386,16 @@ assert os.environ["MASTER_ADDR"] and int(os.environ["MASTER_PORT"]) > 0 and os.e
     assert [each["RANK"] for each in found] == [0, 1, 2, 3]
     assert [each["LOCAL_RANK"] for each in found] == [0, 1, 0, 1]
     assert [each["GROUP_RANK"] for each in found] == [0, 0, 1, 1]
-    assert {(each["WORLD_SIZE"], each["LOCAL_WORLD_SIZE"], each["GROUP_WORLD_SIZE"]) for each in found} == {(4, 2, 2)}
+    assert {(each["WORLD_SIZE"], each["LOCAL_WORLD_SIZE"], each["GROUP_WORLD_SIZE"]) for each in found} == {
+        (4, 2, 2)
+    }
 
 
 def test_two_jobs_at_once_do_not_meet(sandbox: Any) -> None:
     script = sandbox.script(STEPS)
-    both = [sandbox.start("kfp-elastic", "run", "--nodes", "2", "--json", script, "--", "50") for _ in range(2)]
+    both = [
+        sandbox.start("kfp-elastic", "run", "--nodes", "2", "--json", script, "--", "50") for _ in range(2)
+    ]
     documents = []
     for process in both:
         out, err = process.communicate(timeout=60)

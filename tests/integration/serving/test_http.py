@@ -194,7 +194,11 @@ def test_many_callers_at_once_get_their_own_answers(
 
 def test_the_log_is_quiet(server: Server) -> None:
     assert call(server, "POST", INFER, b"{")[0] == 400
-    assert server.log_tail() == f"serving digits at {server.url}"
+    assert call(server, "GET", "/v2/models/other")[0] == 404
+    lines = server.log_tail().splitlines()
+    assert lines[0] == f"serving digits at {server.url}"
+    # What is not HTTP at all may be worth a line; everything else that a caller gets wrong is not.
+    assert set(lines[1:]) <= {"WARNING uvicorn.error: Invalid HTTP request received."}
 
 
 def test_kserves_own_client_understands_the_answers(

@@ -185,6 +185,22 @@ def test_a_roc_curve_is_finite_rising_short_and_has_the_exact_area(rows: int) ->
     assert drawn == pytest.approx(curve.auc, abs=2e-3)
 
 
+@pytest.mark.parametrize("ties", [False, True])
+def test_the_points_of_a_roc_curve_are_on_that_of_scikit_learn(ties: bool) -> None:
+    logits, target = make(120, 2, seed=4, skill=0.8)
+    scores = np.round(logits[:, 1] - logits[:, 0], 0 if ties else 12)
+    curve = roc_curve("second", scores, target)
+    false_rate, true_rate, thresholds = reference.roc_curve(target, scores, drop_intermediate=False)
+    at = {value: place for place, value in enumerate(thresholds)}
+    for i, threshold in enumerate(curve.thresholds[1:], start=1):
+        assert curve.false_positive_rate[i] == pytest.approx(false_rate[at[threshold]])
+        assert curve.true_positive_rate[i] == pytest.approx(true_rate[at[threshold]])
+    # Nothing but points on straight stretches is left out.
+    drawn = np.trapezoid(curve.true_positive_rate, curve.false_positive_rate)
+    assert drawn == pytest.approx(np.trapezoid(true_rate, false_rate))
+    assert len(curve.thresholds) < len(thresholds) or ties
+
+
 def test_the_micro_average_pools_every_decision() -> None:
     logits, target = make(400, 5, seed=9)
     probabilities, _, _ = probabilities_from(logits)

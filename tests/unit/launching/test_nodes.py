@@ -22,7 +22,22 @@ def test_j_is_parsed(text: str, expected: tuple[int, int, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["3:2x1", "0x1", "2x0", "-1x1", "x", "2:x1", "", "1:2:3x1", "1x1x1", "٣x1", "1.5x1", "9999999x1", "0:2x1"]
+    "text",
+    [
+        "3:2x1",
+        "0x1",
+        "2x0",
+        "-1x1",
+        "x",
+        "2:x1",
+        "",
+        "1:2:3x1",
+        "1x1x1",
+        "٣x1",
+        "1.5x1",
+        "9999999x1",
+        "0:2x1",
+    ],
 )
 def test_a_wrong_j_is_one_error_that_names_the_value_and_the_form(text: str) -> None:
     with pytest.raises(InputError) as caught:
@@ -50,7 +65,7 @@ def test_nodes_are_parsed(text: str, expected: NodeRange) -> None:
 
 @pytest.mark.parametrize("text", ["3:1", "0", "1,,2", "1,x", "a", "", "1:0", "-1", "0,1"])
 def test_wrong_nodes_are_one_error(text: str) -> None:
-    with pytest.raises(InputError, match="^--nodes"):
+    with pytest.raises(InputError, match=r"^--nodes"):
         parse_nodes(text)
 
 

@@ -117,7 +117,9 @@ def test_survivors_keep_their_ranks_and_others_fill_the_holes() -> None:
         machine.node_stopped(node, 1.0)
     assert machine.phase == "forming"
     (start,) = [action for action in machine.tick(7.0) if isinstance(action, Start)]
-    assert start.groups == {0: 0, 3: 1, 2: 2}, "0 and 2 keep theirs; 3 is above the new size and fills the hole"
+    assert start.groups == {0: 0, 3: 1, 2: 2}, (
+        "0 and 2 keep theirs; 3 is above the new size and fills the hole"
+    )
 
 
 def test_without_all_nodes_a_round_waits_only_for_its_patience() -> None:

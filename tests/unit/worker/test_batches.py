@@ -20,7 +20,9 @@ def test_every_sample_is_taken_once_an_epoch_through_restarts_and_resizes(
     samples: int, global_batch: int, epochs: int, seed: int, worlds: list[int], data: st.DataObject
 ) -> None:
     total = steps_per_epoch(samples, global_batch) * epochs
-    cuts = sorted(data.draw(st.lists(st.integers(0, total), min_size=len(worlds) - 1, max_size=len(worlds) - 1)))
+    cuts = sorted(
+        data.draw(st.lists(st.integers(0, total), min_size=len(worlds) - 1, max_size=len(worlds) - 1))
+    )
     taken: dict[int, list[int]] = {epoch: [] for epoch in range(epochs)}
     for world, first, last in zip(worlds, [0, *cuts], [*cuts, total], strict=True):
         for rank in range(world):

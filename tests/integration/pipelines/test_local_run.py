@@ -1,0 +1,213 @@
+"""`pipeline run --local` as a user runs it: documents, folders, failures, gates, wrong input."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+KEYS = {"schema", "status", "run_dir", "metrics", "recoveries", "served", "artifacts", "seconds"}
+
+
+def received(ran):
+    """Return the arguments that the first step printed."""
+    return json.loads(re.search(r"make \| received (.*)", ran.err)[1])
+
+
+def test_a_run_that_succeeds(command):
+    ran = command.local()
+    document = ran.document
+    assert ran.code == 0, ran.err
+    assert document.keys() >= KEYS
+    assert document["schema"] == 1
+    assert document["status"] == "succeeded"
+    assert document["metrics"] == {"rows": 7, "test_accuracy": 0.9}
+    assert document["served"] is None
+    assert document["recoveries"] == []
+    assert [(step["name"], step["status"]) for step in document["steps"]] == [
+        ("make", "succeeded"),
+        ("evaluate", "succeeded"),
+        ("publish", "succeeded"),
+    ]
+    run_dir = command.folder / "runs" / "throwaway" / document["run_id"]
+    assert document["run_dir"] == str(run_dir)
+    assert (command.folder / "runs" / "throwaway" / "latest").resolve() == run_dir
+    assert document["artifacts"].keys() == {"make/data", "make/report", "make/metrics", "evaluate/metrics"}
+    for name, path in document["artifacts"].items():
+        assert path == str(run_dir / name)
+        assert os.path.exists(path)
+    assert json.loads((run_dir / "result.json").read_text()) == document
+    page = (run_dir / "index.html").read_text()
+    assert 'href="make/report.html"' in page
+    assert (run_dir / "make" / "report.html").read_text() == "<!DOCTYPE html><p>report"
+    assert "executor_input" not in ran.err
+    assert "RuntimeWarning" not in ran.err
+    assert "received" in (run_dir / "logs" / "make.log").read_text()
+
+
+def test_people_get_a_summary_and_the_path(command):
+    ran = command("run", command.package, "--local")
+    assert ran.code == 0, ran.err
+    (run_dir,) = [path for path in (command.folder / "runs" / "throwaway").iterdir() if path.name != "latest"]
+    assert f"run: {run_dir}" in ran.out
+    assert re.search(r"publish +succeeded +\d", ran.out)
+    assert re.search(r"test_accuracy +0.9", ran.out)
+    assert "\x1b" not in ran.out
+
+
+def test_values_arrive_as_they_were_given(command):
+    ran = command.local(epochs=5, min_accuracy=0.75, given="[1, 2.5, [3]]", text="ünï 'x' \"y\" $HOME")
+    assert ran.code == 0, ran.err
+    assert received(ran) == {
+        "mixed": {"epochs": 5, "rate": 0.75, "widths": [64, 32], "none": None, "half": 0.5, "empty": []},
+        "numbers": [1, 2.5, [3]],
+        "text": "ünï 'x' \"y\" $HOME",
+        "seconds": 0.0,
+    }
+    assert "5.0" not in re.search(r"received (.*)", ran.err)[1]
+
+
+def test_a_gate_that_says_no(command):
+    ran = command.local(min_accuracy=0.99)
+    assert ran.code == 4
+    assert ran.document["status"] == "gate_failed"
+    assert [step["name"] for step in ran.document["steps"]] == ["make", "evaluate"]
+    assert ran.document["metrics"]["test_accuracy"] == 0.9
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [
+        ("raise", "step make failed: ValueError: column 'age': rows 3, 4 break the rule\nsee the report"),
+        ("exit", "step make failed: "),
+        ("die", "step make failed: "),
+        ("no artifact", "did not write the artifact 'data' (Dataset, "),
+        ("empty folder", "did not write the artifact 'data' (Dataset, "),
+        ("no metrics", "did not write the artifact 'metrics' (Metrics, "),
+        ("no return", "did not write the return value 'Output'"),
+    ],
+)
+def test_a_step_that_fails(command, mode, said):
+    ran = command.local(mode=mode)
+    document = ran.document
+    assert ran.code == 1
+    assert document["status"] == "failed"
+    assert said in document["error"]
+    assert [(step["name"], step["status"]) for step in document["steps"]] == [("make", "failed")]
+    page = (command.folder / "runs" / "throwaway" / "latest" / "index.html").read_text()
+    assert "received" in page, "the end of the step's output is on the page"
+    assert os.path.exists(os.path.join(document["run_dir"], "result.json"))
+
+
+def test_what_a_failed_step_wrote_is_kept(command):
+    document = command.local(mode="no metrics").document
+    assert document["artifacts"].keys() == {"make/data", "make/report"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run", "digit", "--local"], "unknown pipeline 'digit'; did you mean 'digits'?"),
+        (["run", "no/such.yaml", "--local"], "pipeline file 'no/such.yaml' does not exist"),
+        (["run", "digits", "--local", "-p", "epoch=3"], "did you mean 'epochs'?"),
+        (["run", "digits", "--local", "-p", "lr=abc"], "parameter lr='abc' is not a number"),
+        (["run", "digits", "--local", "-p", "lr=inf"], "must be finite"),
+        (["run", "digits", "--local", "-p", "epochs"], "write -p NAME=VALUE"),
+        (["run", "digits", "--local", "-p", "nodes=" + "1" * 110_000], "a parameter may have 100,000"),
+        (["run", "digits", "--local", "--runs-dir", "file"], "--runs-dir 'file' cannot be written"),
+        (["run", "digits", "--local", "--runs-dir", "/proc/x"], "--runs-dir '/proc/x' cannot be written"),
+        (["run", "digits", "--local", "--namespace", "a"], "--namespace has no meaning with --local"),
+        (["run", "digits", "--host", "http://127.0.0.1:1", "--kill-worker"], "--kill-worker has no meaning"),
+        (["run", "digits", "--host", "127.0.0.1:1"], "is no address: write http[s]://HOST"),
+        (["run", "digits", "--local", "--host", "http://a"], "not allowed with argument"),
+        (["run", "digits"], "one of the arguments --local --host is required"),
+        (["run"], "the following arguments are required: NAME"),
+        (["compile", "digits", "-o", "x.json"], "must end in .yaml"),
+        (["compile", "digits", "-o", "x.yaml", "--image", "A B"], "is no container image"),
+        (["run", "broken.yaml", "--local"], "is no compiled kfp v2 pipeline"),
+    ],
+)
+def test_wrong_input_is_one_error_before_anything_starts(command, arguments, said):
+    (command.folder / "file").write_text("")
+    (command.folder / "broken.yaml").write_text("a: [1\n")
+    ran = command(*arguments)
+    assert ran.code == 2
+    assert ran.out == ""
+    assert said in ran.err
+    assert ran.err.startswith("error: ")
+    assert len(ran.err.splitlines()) <= 2
+    assert sorted(path.name for path in command.folder.iterdir()) == ["broken.yaml", "file"]
+
+
+def test_kill_worker_needs_a_training_step(command):
+    ran = command("run", command.package, "--local", "--kill-worker")
+    assert ran.code == 2
+    assert "--kill-worker: pipeline throwaway has no step elastic-train" in ran.err
+
+
+def test_a_folder_that_cannot_be_written(command):
+    if os.geteuid() == 0:
+        pytest.skip("root may write everywhere")
+    (command.folder / "locked").mkdir(mode=0o555)
+    ran = command("run", command.package, "--local", "--runs-dir", "locked")
+    assert ran.code == 2
+    assert "--runs-dir 'locked' cannot be written: Permission denied" in ran.err
+
+
+def test_two_runs_at_once(command):
+    both = [command.start("run", command.package, "--local", "--json", "-p", "seconds=0.5") for _ in range(2)]
+    documents = []
+    for process in both:
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+        documents.append(json.loads(out))
+    assert documents[0]["run_dir"] != documents[1]["run_dir"]
+    latest = (command.folder / "runs" / "throwaway" / "latest").resolve()
+    assert str(latest) in {document["run_dir"] for document in documents}
+    for document in documents:
+        assert all(path.startswith(document["run_dir"]) for path in document["artifacts"].values())
+
+
+def test_a_full_disk_is_one_error(command, tmp_path):
+    # A limit on the size of files stands in for the disk: the first step's log goes over it.
+    limited = [
+        "sh",
+        "-c",
+        'ulimit -f 64; exec "$@"',
+        "sh",
+        *command.arguments("run", command.package, "--local"),
+    ]
+    ran = subprocess.run(
+        [*limited, "-p", "text=" + "x" * 90_000], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert ran.returncode == 1
+    assert "File too large" in ran.stderr + ran.stdout
+
+
+def test_nothing_stays_in_the_temporary_folder(command, tmp_path):
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    ran = command("run", command.package, "--local", env={"TMPDIR": str(temporary)})
+    assert ran.code == 0, ran.err
+    assert list(temporary.iterdir()) == []
+
+
+def test_help_is_quick_and_light(command):
+    code = (
+        "import sys; from kfp_elastic.pipelines.main import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'kfp', 'torch', 'pandas', 'yaml', 'rich', 'numpy'} & set(sys.modules)\n"
+        "print('heavy:', sorted(heavy), 'bare:', sorted({'components', 'pipelines'} & set(sys.modules)))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pipeline" in ran.stdout
+    assert ran.stdout.splitlines()[-1] == "heavy: [] bare: []"
+
+
+def test_list(command):
+    assert re.search(r"^digits +\w", command("list").out, re.MULTILINE)
+    names = [entry["name"] for entry in command("list", "--json").document["pipelines"]]
+    assert names == ["digits", "tabular_regression"]

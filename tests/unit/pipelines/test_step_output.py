@@ -1,0 +1,126 @@
+"""What steps print: kfp's noise left out, nothing else, and the error that ended a step."""
+
+import io
+import threading
+
+import pytest
+
+from kfp_elastic.pipelines.step_output import StepLog, StepOutput
+
+PREFIX = "[KFP Executor 2026-12-01 14:13:16,468 INFO]: "
+DUMP = [f"{PREFIX}Got executor_input:", "{", '    "inputs": {', "    }", "}"]
+
+
+def read(lines):
+    file = io.StringIO()
+    log = StepLog(file)
+    shown = [line for line in map(log.read, lines) if line is not None]
+    return log, shown, file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("lines", "shown"),
+    [
+        (["plain"], ["plain"]),
+        (["", "  "], []),
+        ([f"{PREFIX}Looking for component `one` in"], []),
+        ([f"{PREFIX}Wrote executor output file to /x."], []),
+        ([*DUMP, "after"], ["after"]),
+        ([*DUMP, *DUMP, "after"], ["after"]),
+        ([f"{PREFIX}rows: 5"], ["rows: 5"]),
+        (["[KFP Executor 2026 WARNING]: careful"], ["WARNING: careful"]),
+        (["[KFP Executor 2026 ERROR]: Got executor_input is bad"], ["ERROR: Got executor_input is bad"]),
+        (["}", "{", '    "inputs"'], ["}", "{", '    "inputs"']),
+    ],
+)
+def test_noise_is_left_out_and_nothing_else(lines, shown):
+    _, got, written = read(lines)
+    assert got == shown
+    assert written == [line.rstrip("\n") for line in lines], "the file has everything"
+
+
+@pytest.mark.parametrize(
+    ("lines", "error"),
+    [
+        ([], "it printed nothing"),
+        (["working", "Killed"], "Killed"),
+        (
+            [
+                "Traceback (most recent call last):",
+                '  File "x", line 1',
+                "    f()",
+                "ValueError: bad rows 1, 2",
+            ],
+            "ValueError: bad rows 1, 2",
+        ),
+        (
+            ["Traceback (most recent call last):", "  f()", "elastic_runtime.errors.DataError: column x"],
+            "DataError: column x",
+        ),
+        (
+            ["Traceback (most recent call last):", "  f()", "ValueError: first", "second line"],
+            "ValueError: first\nsecond line",
+        ),
+        (
+            [
+                "Traceback (most recent call last):",
+                "  f()",
+                "KeyError: 'a'",
+                "",
+                "During handling of the above exception, another exception occurred:",
+                "",
+                "Traceback (most recent call last):",
+                "  g()",
+                "a.b.InputError: the cause people need",
+            ],
+            "InputError: the cause people need",
+        ),
+        (["Traceback (most recent call last):", "  f()", "KeyboardInterrupt"], "KeyboardInterrupt"),
+        (["Traceback (most recent call last):", "  cut off"], "cut off"),
+    ],
+)
+def test_the_error_that_ended_a_step(lines, error):
+    log, _, _ = read(lines)
+    assert log.error() == error
+
+
+def test_lines_are_named_by_step_and_separators_left_out(tmp_path):
+    target = io.StringIO()
+    output = StepOutput(target)
+    with output.step("train", tmp_path / "logs" / "train.log"):
+        # As kfp prints: the indent and the line come in separate writes, a separator has no indent.
+        for text in ("    ", "loss", " 0.5\n", "", "    ", "----\n", "-" * 80 + "\n", "    ", "no newline"):
+            output.write(text)
+    output.write("-" * 80 + "\n")
+    output.write("outside\n")
+    assert target.getvalue().splitlines() == [
+        "train | loss 0.5",
+        "train | ----",
+        "train | no newline",
+        "outside",
+    ]
+    assert (tmp_path / "logs" / "train.log").read_text() == "loss 0.5\n----\nno newline\n"
+
+
+def test_steps_in_parallel_are_told_apart(tmp_path):
+    target = io.StringIO()
+    output = StepOutput(target)
+    together = threading.Barrier(2)
+
+    def step(name):
+        with output.step(name, tmp_path / name):
+            for i in range(50):
+                together.wait(10)
+                output.write(f"    {name} {i}")
+                output.write("\n")
+
+    threads = [threading.Thread(target=step, args=(name,)) for name in ("a", "b")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    lines = target.getvalue().splitlines()
+    for name in ("a", "b"):
+        assert [line for line in lines if line.startswith(name)] == [
+            f"{name} | {name} {i}" for i in range(50)
+        ]
