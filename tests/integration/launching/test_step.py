@@ -58,7 +58,10 @@ def test_the_step_writes_model_report_and_record(sandbox: Any) -> None:
     ("script", "message"),
     [
         ("print('done')", "the script wrote no model to"),
-        ("import os, pathlib\npathlib.Path(os.environ['ELASTIC_OUTPUT_DIR'], 'x.bin').touch()", "wrote no valid model"),
+        (
+            "import os, pathlib\npathlib.Path(os.environ['ELASTIC_OUTPUT_DIR'], 'x.bin').touch()",
+            "the script wrote no valid model",
+        ),
     ],
 )
 def test_a_script_that_writes_no_model_fails_the_step(sandbox: Any, script: str, message: str) -> None:
