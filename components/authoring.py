@@ -1,4 +1,4 @@
-"""How our components are declared: image, no pip install, and arguments that mean the same locally and compiled."""
+"""How our components are declared: one image, no pip install, arguments that mean the same everywhere."""
 
 from __future__ import annotations
 
@@ -9,59 +9,133 @@ from collections.abc import Callable
 from typing import Any
 
 from kfp import dsl
-from kfp.dsl import pipeline_task
+from kfp.dsl import pipeline_channel, pipeline_task
 from kfp.dsl.python_component import PythonComponent
+from kfp.dsl.types import type_utils
 
 from elastic_runtime import __version__
-from elastic_runtime.errors import InputError
+from elastic_runtime.errors import InputError, UnknownNameError
+from kfp_elastic.components.run_time import MARKS, NONE
 
-__all__ = ["IMAGE", "MAX_PARAMETER_BYTES", "ElasticComponent", "component"]
+__all__ = [
+    "DEFAULT_IMAGE",
+    "IMAGE",
+    "MAX_PARAMETER_BYTES",
+    "ElasticComponent",
+    "component",
+    "json_bytes",
+    "parameter_kind",
+]
 
-IMAGE = os.environ.get("KFP_ELASTIC_IMAGE", f"kfp-elastic:{__version__}")
+DEFAULT_IMAGE = f"kfp-elastic:{__version__}"
+"""The image in the compiled files of this repository, whatever the environment of who compiled them."""
+
+IMAGE = os.environ.get("KFP_ELASTIC_IMAGE") or DEFAULT_IMAGE
 """Container image of every step; it must have this package. `KFP_ELASTIC_IMAGE` or `--image` sets another."""
 
 MAX_PARAMETER_BYTES = 100_000
 """kfp hands all arguments of a step to one process argument, which Linux limits to 128 KiB."""
 
+_RESTORE = """
+from kfp_elastic.components import run_time
 
-class ElasticComponent(PythonComponent):
+{name} = run_time.with_restored_arguments({name})
+"""
+
+_CHANNELS = (pipeline_channel.PipelineChannel, pipeline_task.PipelineTask)
+
+
+class ElasticComponent(PythonComponent):  # type: ignore[misc]
     """A kfp component whose call checks and normalises its arguments before any task exists.
 
     `None` for an optional input is the same as leaving it out, a whole number is accepted for a float, and a
-    value that kfp cannot carry (infinite, over `MAX_PARAMETER_BYTES`) is refused by name.
+    value that kfp cannot carry (infinite, not JSON, over `MAX_PARAMETER_BYTES`) is refused by name.
+
+    A pipeline parameter inside a list or dict, such as `{"epochs": epochs}`, arrives with its type (kfp alone
+    would hand over text); only text without quotes, numbers and booleans can stand there.
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> pipeline_task.PipelineTask:
-        """Create the task. Raises `InputError` for a value that cannot be passed."""
+        """Create the task. Raises `InputError` for a value that cannot be passed and for an unknown name."""
         inputs = self.component_spec.inputs or {}
-        kept = {}
+        kept: dict[str, Any] = {}
+        total = 0
         for name, value in kwargs.items():
-            if value is None and name in inputs and inputs[name].optional:
-                continue
-            kind = inputs[name].type if name in inputs else ""
-            kept[name] = self._checked(name, value, kind)
+            if name not in inputs:
+                raise UnknownNameError.of(f"parameter of {self.name}()", name, inputs)
+            if value is None:
+                if inputs[name].optional:
+                    continue
+                raise InputError(f"{self.name}(): {name}=None, but {name} is required: give a value")
+            kept[name], size = self._checked(name, value, parameter_kind(inputs[name].type))
+            total += size
+        if total > MAX_PARAMETER_BYTES:
+            raise InputError(
+                f"{self.name}(): the parameters {', '.join(kept)} are {total:,} bytes long together; "
+                f"a step may have {MAX_PARAMETER_BYTES:,}: put the longest into a file and pass its path"
+            )
         return super().__call__(*args, **kept)
 
-    def _checked(self, name: str, value: Any, kind: str) -> Any:
+    def _checked(self, name: str, value: Any, kind: str) -> tuple[Any, int]:
+        if isinstance(value, _CHANNELS):
+            return value, 0
         where = f"{self.name}(): {name}={value!r:.80}"
         if kind == "NUMBER_DOUBLE" and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)
         if isinstance(value, float) and not math.isfinite(value):
             raise InputError(f"{where} is not a finite number")
-        if isinstance(value, str | list | dict):
-            try:
-                size = len(json.dumps(value, allow_nan=False).encode())
-            except (TypeError, ValueError) as error:
-                raise InputError(f"{where} cannot be written as JSON: {error}") from error
-            if size > MAX_PARAMETER_BYTES:
-                raise InputError(
-                    f"{where} … is {size:,} bytes long; a parameter may have {MAX_PARAMETER_BYTES:,}: "
-                    "put it into a file and pass its path or URL"
-                )
-        return value
+        try:
+            value = _marked(value)
+            size = json_bytes(value)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InputError(f"{where} cannot be written as JSON: {error}") from error
+        if size > MAX_PARAMETER_BYTES:
+            raise InputError(
+                f"{where} … is {size:,} bytes long; a parameter may have {MAX_PARAMETER_BYTES:,}: "
+                "put it into a file and pass its path or URL"
+            )
+        return value, size
+
+
+def json_bytes(value: Any) -> int:
+    """Return how many bytes `value` takes as kfp writes it: JSON in ASCII.
+
+    Raises `ValueError` for a number that is not finite and `TypeError` for an object that is not JSON.
+    """
+    return len(json.dumps(value, allow_nan=False))
+
+
+def parameter_kind(declared: Any) -> str:
+    """Return kfp's name of a declared parameter type (`NUMBER_DOUBLE` for `Float`), empty for an artifact."""
+    if type_utils.get_parameter_type(declared) is None:
+        return ""
+    return str(type_utils.get_parameter_type_name(declared))
 
 
 def component(function: Callable[..., Any]) -> ElasticComponent:
     """Declare `function` as a component of this package (used as a decorator)."""
     made = dsl.component(function, base_image=IMAGE, install_kfp_package=False)
+    # kfp puts the function's source last into the command; what is added to it runs in the step's process.
+    made.component_spec.implementation.container.command[-1] += _RESTORE.format(name=function.__name__)
     return ElasticComponent(component_spec=made.component_spec, python_func=made.python_func)
+
+
+def _marked(value: Any) -> Any:
+    """Return a list or dict with every pipeline parameter in it as kfp's placeholder, marked by its type."""
+    if isinstance(value, pipeline_task.PipelineTask):
+        value = value.output
+    if isinstance(value, pipeline_channel.PipelineParameterChannel):
+        kind = parameter_kind(value.channel_type)
+        if kind == "STRING":
+            return str(value)
+        if kind in MARKS:
+            return MARKS[kind] + str(value)
+    if isinstance(value, pipeline_channel.PipelineChannel):
+        raise TypeError(
+            f"kfp cannot put {value.full_name} inside a list or dict: pass it as a parameter of its own"
+        )
+    if isinstance(value, list | tuple):
+        return [NONE if item is None else _marked(item) for item in value]
+    if isinstance(value, dict):
+        return {key: NONE if item is None else _marked(item) for key, item in value.items()}
+    return value

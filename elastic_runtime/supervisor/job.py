@@ -25,7 +25,8 @@ __all__ = ["LocalJob"]
 
 _POLL = 0.05
 _EXIT_CODES = {"succeeded": EXIT_OK, "failed": EXIT_FAILED, "stopped": EXIT_INTERRUPTED}
-_LAST_LINE = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt|Warning)?(: .*)?$")
+_RANK_PREFIX = re.compile(r"^\[rank\d+\]:\s?", re.MULTILINE)
+_LAST_LINE = re.compile(r"[A-Za-z_][\w.]*(: .*)?$")
 
 
 class LocalJob:
@@ -144,12 +145,13 @@ class LocalJob:
         start = self._log_starts.get(rank, 0)
         size = path.stat().st_size if path.exists() else 0
         text = tail(path, min(1 << 16, max(0, size - start)))
+        # torch puts the rank before each line of a traceback once a process group exists.
+        text = _RANK_PREFIX.sub("", text)
         trace = text.rfind("Traceback (most recent call last):")
         if trace < 0:
             return ""
-        lines = [line for line in text[trace:].splitlines()[1:] if line and not line[0].isspace()]
-        found = [line for line in lines if _LAST_LINE.match(line)]
-        return found[-1].strip()[:500] if found else ""
+        lines = [line for line in text[trace:].splitlines()[1:] if _LAST_LINE.match(line)]
+        return lines[-1].strip()[:500] if lines else ""
 
     def _on_signals(self, received: bytes) -> None:
         for number in received:

@@ -150,13 +150,6 @@ def test_a_pipeline_branches_on_the_gate(
     assert documents["summary"].startswith(f"# Evaluation {verdict}")
     assert json.loads(documents["evaluation"])["metrics"] == metrics
     assert json.loads(documents["metrics"]) == metrics
-    assert {name: artifact["type"]["schemaTitle"] for name, artifact in found.items()} == {
-        "metrics": "system.Metrics",
-        "classification": "system.ClassificationMetrics",
-        "report": "system.HTML",
-        "summary": "system.Markdown",
-        "evaluation": "system.Artifact",
-    }
 
 
 def test_two_classes_give_the_curve_of_the_second(cancer_made: Any, outputs: Path) -> None:
@@ -204,6 +197,14 @@ def test_a_wrong_request_fails_the_step(
 def test_the_pipelines_compile_and_load(pipeline: Any, tmp_path: Path) -> None:
     compiler.Compiler().compile(pipeline, str(tmp_path / "pipeline.yaml"))
     document = yaml.safe_load((tmp_path / "pipeline.yaml").read_text())
+    made = document["components"]["comp-evaluate"]["outputDefinitions"]["artifacts"]
+    assert {name: entry["artifactType"]["schemaTitle"] for name, entry in made.items()} == {
+        "metrics": "system.Metrics",
+        "classification": "system.ClassificationMetrics",
+        "report": "system.HTML",
+        "summary": "system.Markdown",
+        "evaluation": "system.Artifact",
+    }
     inputs = document["components"]["comp-evaluate"]["inputDefinitions"]
     assert inputs["artifacts"]["baseline"]["isOptional"] is True
     assert inputs["parameters"]["gates"]["defaultValue"] == {}

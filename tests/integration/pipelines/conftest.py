@@ -45,6 +45,8 @@ def make(
         stray = "import os, time; os.setsid(); print('stray ready', flush=True); time.sleep(600)"
         subprocess.Popen([sys.executable, "-c", stray])
         time.sleep(seconds)
+    if mode == "not utf-8":
+        os.write(1, b"caf\xe9\n")
     if mode == "raise":
         raise ValueError("column 'age': rows 3, 4 break the rule\nsee the report")
     if mode == "exit":

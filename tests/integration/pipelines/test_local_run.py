@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -37,7 +38,7 @@ def test_a_run_that_succeeds(command):
     assert document["artifacts"].keys() == {"make/data", "make/report", "make/metrics", "evaluate/metrics"}
     for name, path in document["artifacts"].items():
         assert path == str(run_dir / name)
-        assert os.path.exists(path)
+        assert Path(path).exists()
     assert json.loads((run_dir / "result.json").read_text()) == document
     page = (run_dir / "index.html").read_text()
     assert 'href="make/report.html"' in page
@@ -81,8 +82,8 @@ def test_a_gate_that_says_no(command):
     ("mode", "said"),
     [
         ("raise", "step make failed: ValueError: column 'age': rows 3, 4 break the rule\nsee the report"),
-        ("exit", "step make failed: "),
-        ("die", "step make failed: "),
+        ("exit", "step make failed: exit code 3; its last line: environment {}"),
+        ("die", "step make failed: killed by SIGKILL; its last line: Killed"),
         ("no artifact", "did not write the artifact 'data' (Dataset, "),
         ("empty folder", "did not write the artifact 'data' (Dataset, "),
         ("no metrics", "did not write the artifact 'metrics' (Metrics, "),
@@ -98,7 +99,7 @@ def test_a_step_that_fails(command, mode, said):
     assert [(step["name"], step["status"]) for step in document["steps"]] == [("make", "failed")]
     page = (command.folder / "runs" / "throwaway" / "latest" / "index.html").read_text()
     assert "received" in page, "the end of the step's output is on the page"
-    assert os.path.exists(os.path.join(document["run_dir"], "result.json"))
+    assert Path(document["run_dir"], "result.json").exists()
 
 
 def test_what_a_failed_step_wrote_is_kept(command):
@@ -211,3 +212,25 @@ def test_list(command):
     assert re.search(r"^digits +\w", command("list").out, re.MULTILINE)
     names = [entry["name"] for entry in command("list", "--json").document["pipelines"]]
     assert names == ["digits", "tabular_regression"]
+
+
+def test_a_process_that_a_step_leaves_behind_does_not_hold_the_run(command, marked):
+    ran = command(
+        "run",
+        command.package,
+        "--local",
+        "--json",
+        "-p",
+        "seconds=0.3",
+        env={"KFP_ELASTIC_TEST_MARK": "left behind"},
+    )
+    assert ran.code == 0, ran.err
+    assert "make | stray ready" in ran.err
+    assert ran.document["seconds"] < 30
+    assert marked("KFP_ELASTIC_TEST_MARK=left behind") == {}
+
+
+def test_output_that_is_not_utf8(command):
+    ran = command.local(mode="not utf-8")
+    assert ran.code == 0, ran.err
+    assert "make | caf\ufffd" in ran.err

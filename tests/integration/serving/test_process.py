@@ -36,7 +36,10 @@ def ask(url: str, name: str, model_folder: Path) -> bool:
     return bool(np.allclose(served, model.predict(rows), atol=1e-5))
 
 
-def test_the_command_says_where_it_serves_and_ends_on_sigterm(sandbox: Any, model_folder: Path) -> None:
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_the_command_says_where_it_serves_and_ends_when_told_to(
+    sandbox: Any, model_folder: Path, signum: signal.Signals, code: int
+) -> None:
     process = sandbox.start(*COMMAND, "--model", model_folder, "--name", "digits", "--port", "0")
     line = process.stdout.readline().strip()
     assert line.startswith("serving digits at http://127.0.0.1:")
@@ -47,10 +50,10 @@ def test_the_command_says_where_it_serves_and_ends_on_sigterm(sandbox: Any, mode
     idle.request("GET", "/v2/health/live")
     idle.getresponse().read()
     begin = time.monotonic()
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(signum)
     out, err = process.communicate(timeout=30)
-    assert process.returncode == 0, err
-    assert time.monotonic() - begin < 3
+    assert process.returncode == code, err
+    assert time.monotonic() - begin < 10
     assert (out, err) == ("", "")
     idle.close()
 
@@ -185,7 +188,7 @@ def test_stopping_kills_a_server_that_hangs(model_folder: Path) -> None:
     os.kill(server.pid, signal.SIGSTOP)
     begin = time.monotonic()
     server.stop(patience=0.2)
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 10
     assert not Path(f"/proc/{server.pid}").exists()
     assert not server.alive
     server.stop()

@@ -42,8 +42,8 @@ def test_noise_is_left_out_and_nothing_else(lines, shown):
 @pytest.mark.parametrize(
     ("lines", "error"),
     [
-        ([], "it printed nothing"),
-        (["working", "Killed"], "Killed"),
+        ([], "exit code 1; it printed nothing"),
+        (["working", "Killed"], "exit code 1; its last line: Killed"),
         (
             [
                 "Traceback (most recent call last):",
@@ -76,7 +76,7 @@ def test_noise_is_left_out_and_nothing_else(lines, shown):
             "InputError: the cause people need",
         ),
         (["Traceback (most recent call last):", "  f()", "KeyboardInterrupt"], "KeyboardInterrupt"),
-        (["Traceback (most recent call last):", "  cut off"], "cut off"),
+        (["Traceback (most recent call last):", "  cut off"], "exit code 1; its last line: cut off"),
     ],
 )
 def test_the_error_that_ended_a_step(lines, error):
@@ -88,18 +88,28 @@ def test_lines_are_named_by_step_and_separators_left_out(tmp_path):
     target = io.StringIO()
     output = StepOutput(target)
     with output.step("train", tmp_path / "logs" / "train.log"):
-        # As kfp prints: the indent and the line come in separate writes, a separator has no indent.
-        for text in ("    ", "loss", " 0.5\n", "", "    ", "----\n", "-" * 80 + "\n", "    ", "no newline"):
-            output.write(text)
-    output.write("-" * 80 + "\n")
-    output.write("outside\n")
-    assert target.getvalue().splitlines() == [
-        "train | loss 0.5",
-        "train | ----",
-        "train | no newline",
-        "outside",
-    ]
-    assert (tmp_path / "logs" / "train.log").read_text() == "loss 0.5\n----\nno newline\n"
+        output.step_line("loss 0.5")
+        output.step_line("----")
+        output.step_line("")
+        print("\n", file=output)
+        print("-" * 80, file=output)
+    print("from", "outside", file=output)
+    assert target.getvalue().splitlines() == ["train | loss 0.5", "train | ----", "from outside"]
+    assert (tmp_path / "logs" / "train.log").read_text() == "loss 0.5\n----\n\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (3, "exit code 3"),
+        (137, "killed by SIGKILL"),
+        (143, "killed by SIGTERM"),
+        (228, "killed by signal 100"),
+    ],
+)
+def test_how_a_step_ended_that_did_not_say_why(code, said):
+    log, _, _ = read(["epoch 3"])
+    assert log.error(code) == f"{said}; its last line: epoch 3"
 
 
 def test_steps_in_parallel_are_told_apart(tmp_path):
@@ -111,8 +121,7 @@ def test_steps_in_parallel_are_told_apart(tmp_path):
         with output.step(name, tmp_path / name):
             for i in range(50):
                 together.wait(10)
-                output.write(f"    {name} {i}")
-                output.write("\n")
+                output.step_line(f"{name} {i}")
 
     threads = [threading.Thread(target=step, args=(name,)) for name in ("a", "b")]
     for thread in threads:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastic_runtime.errors import InputError
@@ -270,6 +270,7 @@ JSON = st.recursive(
 )
 
 
+@settings(deadline=None, database=None)
 @given(field=st.sampled_from([*TENSOR, "parameters"]), value=JSON)
 def test_any_json_in_any_field_is_answered_or_refused(field: str, value: Any) -> None:
     """Nothing that a request can hold makes any other error, which would be the server's fault."""
@@ -282,6 +283,7 @@ def test_any_json_in_any_field_is_answered_or_refused(field: str, value: Any) ->
     assert np.isfinite(request.rows).all()
 
 
+@settings(deadline=None, database=None)
 @given(key=st.sampled_from(["id", "inputs", "outputs", "parameters"]), value=JSON)
 def test_any_json_in_any_part_is_answered_or_refused(key: str, value: Any) -> None:
     content = json.dumps({"inputs": [TENSOR], key: value}).encode()
@@ -293,6 +295,7 @@ def test_any_json_in_any_part_is_answered_or_refused(key: str, value: Any) -> No
     encode_answer(request, output, CLASSIFIER, model="m", identity="7")
 
 
+@settings(deadline=None, database=None)
 @given(content=st.binary(max_size=60), length=st.none() | st.text(max_size=5))
 def test_any_bytes_are_refused(content: bytes, length: str | None) -> None:
     with pytest.raises(InputError):

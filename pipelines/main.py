@@ -1,0 +1,30 @@
+"""The `kfp-elastic` command: every command of this distribution under one name."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code (see `elastic_runtime.errors`)."""
+    try:
+        from elastic_runtime import cli
+        from elastic_runtime.cli.run import RunCommand
+        from kfp_elastic.pipelines.command import PipelineCommand
+
+        commands: list[cli.Command] = [
+            PipelineCommand(),
+            RunCommand(),
+        ]
+        return cli.main(commands, argv)
+    except KeyboardInterrupt:
+        # A Ctrl-C while the command itself was still being loaded: nothing has been started.
+        sys.stderr.write("interrupted\n")
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

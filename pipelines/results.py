@@ -1,0 +1,253 @@
+"""What a finished, failed or interrupted run left behind: collected from its folder, whatever is there."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from elastic_runtime.errors import EXIT_FAILED, EXIT_GATE, EXIT_INTERRUPTED, EXIT_OK
+
+__all__ = ["FAILED", "GATE_FAILED", "SUCCEEDED", "RunResult", "StepResult", "collect", "write_result"]
+
+SUCCEEDED = "succeeded"
+GATE_FAILED = "gate_failed"
+FAILED = "failed"
+
+_EXTENSIONS = {"system.HTML": ".html", "system.Markdown": ".md"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """One step of a run."""
+
+    name: str
+    status: str
+    """`succeeded`, `failed`, or `interrupted` for one that was running when the run was stopped."""
+    seconds: float | None
+    """Duration; None when it was interrupted."""
+    error: str | None
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    """Output parameters; a plain return value is called `Output`."""
+    artifacts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By name: `type` (kfp's), `path` and `metadata`."""
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> StepResult:
+        """Build one from what the run's process recorded."""
+        running = record["status"] == "running"
+        return cls(
+            name=record["name"],
+            status="interrupted" if running else record["status"],
+            seconds=record["seconds"],
+            error=record["error"],
+            parameters=record["parameters"],
+            artifacts=record["artifacts"],
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """The end of one local run."""
+
+    pipeline: str
+    run_id: str
+    run_dir: Path
+    status: str
+    """`succeeded`, `gate_failed` or `failed` (also when interrupted)."""
+    error: str | None
+    interrupted: bool
+    seconds: float
+    parameters: Mapping[str, Any]
+    steps: Sequence[StepResult]
+    metrics: Mapping[str, float]
+    """Every number of every Metrics artifact; the step's name comes first where two steps use one name."""
+    recoveries: Sequence[Mapping[str, Any]]
+    """`{cause, seconds, steps_lost}` of each recovery of the training job."""
+    served: Mapping[str, Any] | None
+    """`{url, matches_offline, latency_ms}` of the served model, its `name` and its `answer` to a request."""
+    artifacts: Mapping[str, Path]
+    """Absolute path of every artifact by `step/name`."""
+    notes: Sequence[str] = ()
+    """What a person should know about the run, one sentence each."""
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the command that made this run."""
+        if self.interrupted:
+            return EXIT_INTERRUPTED
+        return {SUCCEEDED: EXIT_OK, GATE_FAILED: EXIT_GATE}.get(self.status, EXIT_FAILED)
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON document of `pipeline run --local --json`, without `schema`."""
+        served = self.served
+        return {
+            "pipeline": self.pipeline,
+            "run_id": self.run_id,
+            "status": self.status,
+            "error": self.error,
+            "interrupted": self.interrupted,
+            "run_dir": str(self.run_dir),
+            "metrics": dict(self.metrics),
+            "recoveries": [dict(recovery) for recovery in self.recoveries],
+            "served": dict(served) if served is not None else None,
+            "artifacts": {name: str(path) for name, path in self.artifacts.items()},
+            "seconds": self.seconds,
+            "parameters": dict(self.parameters),
+            "steps": [
+                {"name": step.name, "status": step.status, "seconds": step.seconds, "error": step.error}
+                for step in self.steps
+            ],
+            "notes": list(self.notes),
+        }
+
+
+def collect(
+    *,
+    pipeline: str,
+    run_dir: Path,
+    parameters: Mapping[str, Any],
+    records: Sequence[Mapping[str, Any]],
+    exit_code: int,
+    interrupted: bool,
+    seconds: float,
+    wants_recovery: bool,
+) -> RunResult:
+    """Return the result of a run from what its steps recorded and wrote.
+
+    `exit_code` is that of the process that ran kfp; `wants_recovery` says that a worker was to be killed.
+    """
+    steps = [StepResult.of(record) for record in records]
+    status, error = _verdict(steps, exit_code, interrupted)
+    recoveries = list(_recoveries(steps))
+    notes = []
+    if wants_recovery and status != FAILED and not recoveries:
+        notes.append("--kill-worker: no worker was killed, for training ended before the chosen step")
+    return RunResult(
+        pipeline=pipeline,
+        run_id=run_dir.name,
+        run_dir=run_dir,
+        status=status,
+        error=error,
+        interrupted=interrupted,
+        seconds=round(seconds, 3),
+        parameters=parameters,
+        steps=steps,
+        metrics=_metrics(steps),
+        recoveries=recoveries,
+        served=_served(steps),
+        artifacts={f"{step.name}/{name}": path for step, name, path in _present(steps)},
+        notes=notes,
+    )
+
+
+def write_result(result: RunResult) -> None:
+    """Write `result.json` and give every page a name that a browser knows (`report.html` beside `report`)."""
+    for step in result.steps:
+        for artifact in step.artifacts.values():
+            path = Path(artifact["path"])
+            _write_metadata(path, artifact["metadata"])
+            extension = _EXTENSIONS.get(artifact["type"]) or (".json" if _is_json(path) else None)
+            if extension and path.is_file() and not path.suffix:
+                with suppress(FileExistsError):
+                    path.with_name(path.name + extension).symlink_to(path.name)
+    document = {"schema": 1, **result.document()}
+    text = json.dumps(document, ensure_ascii=False, indent=2) + "\n"
+    (result.run_dir / "result.json").write_text(text, encoding="utf-8")
+
+
+def _verdict(steps: Sequence[StepResult], exit_code: int, interrupted: bool) -> tuple[str, str | None]:
+    failed = [step for step in steps if step.status == "failed"]
+    running = [step for step in steps if step.status == "interrupted"]
+    if interrupted:
+        where = f" in step {running[-1].name}" if running else ""
+        return FAILED, f"interrupted{where}"
+    if failed:
+        return FAILED, f"step {failed[0].name} failed: {failed[0].error}"
+    if exit_code != 0:
+        where = f" in step {running[-1].name}" if running else ""
+        how = f"signal {exit_code - 128}" if exit_code > 128 else f"exit code {exit_code}"
+        return FAILED, f"the process that runs the pipeline ended{where} with {how}; its output is above"
+    for step in steps:
+        if step.name.startswith("evaluate") and step.parameters.get("Output") == "failed":
+            return GATE_FAILED, f"the quality gate of step {step.name} said no: see its report"
+    return SUCCEEDED, None
+
+
+def _present(steps: Sequence[StepResult]) -> Iterator[tuple[StepResult, str, Path]]:
+    for step in steps:
+        for name, artifact in step.artifacts.items():
+            yield step, name, Path(artifact["path"])
+
+
+def _metrics(steps: Sequence[StepResult]) -> dict[str, float]:
+    found: dict[str, list[tuple[str, float]]] = {}
+    for step in steps:
+        for artifact in step.artifacts.values():
+            if artifact["type"] == "system.Metrics":
+                for key, value in artifact["metadata"].items():
+                    if isinstance(value, int | float) and math.isfinite(value):
+                        found.setdefault(key, []).append((step.name, _plain(value)))
+    flat = {}
+    for key, values in found.items():
+        for step_name, value in values:
+            # The evaluation's names are the ones that people ask for: they stay short.
+            short = len(values) == 1 or step_name.startswith("evaluate")
+            flat[key if short else f"{step_name.replace('-', '_')}_{key}"] = value
+    return flat
+
+
+def _plain(value: float) -> float:
+    # kfp keeps metadata as floats; a count of rows reads better as a whole number.
+    return int(value) if float(value).is_integer() and abs(value) <= 2**53 else value
+
+
+def _recoveries(steps: Sequence[StepResult]) -> Iterator[dict[str, Any]]:
+    for _, name, path in _present(steps):
+        if name == "job_record":
+            for recovery in _read_json(path).get("recoveries", []):
+                yield {key: recovery.get(key) for key in ("cause", "seconds", "steps_lost")}
+
+
+def _served(steps: Sequence[StepResult]) -> dict[str, Any] | None:
+    for _, name, path in _present(steps):
+        if name == "serving":
+            said = _read_json(path / "serving.json")
+            if said:
+                kept = {key: said.get(key) for key in ("url", "matches_offline", "latency_ms")}
+                return {**kept, "name": said.get("name"), "answer": _answer(said)}
+    return None
+
+
+def _answer(said: Mapping[str, Any]) -> Any:
+    """Return what the model said to the example request: its label, or its first output."""
+    outputs = (said.get("example_response") or {}).get("outputs") or []
+    by_name = {output["name"]: output["data"] for output in outputs}
+    if "label" in by_name:
+        return by_name["label"][0]
+    return next((data[0] for data in by_name.values() if data), None)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        read = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return read if isinstance(read, dict) else {}
+
+
+def _is_json(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return path.stat().st_size < 2**24 and file.read(1) == b"{" and bool(_read_json(path))
+    except OSError:
+        return False
+
+
+def _write_metadata(path: Path, metadata: Mapping[str, Any]) -> None:
+    if metadata and not path.exists():
+        path.write_text(json.dumps(metadata, indent=2) + "\n", encoding="utf-8")
