@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -40,8 +41,11 @@ def render_report(result: PreprocessResult) -> str:
         page.key_figure("classes", len(manifest.classes))
     _splits(page, result)
     _findings(page, result)
-    _target(page, result)
-    _features(page, result)
+    with warnings.catch_warnings():
+        # Text stays text in the page, so that the reader's fonts draw what matplotlib's own cannot.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)
+        _target(page, result)
+        _features(page, result)
     _columns(page, result)
     page.section("Source")
     source = manifest.source
@@ -221,7 +225,7 @@ def _columns(page: Page, result: PreprocessResult) -> None:
     page.section("Columns")
     missing = sum(column.missing for column in profile.columns)
     page.text(
-        f"{missing:,} values are missing in the source."
+        f"Values missing in the source: {missing:,}."
         if missing
         else "No value is missing in the source in the columns below."
     )
@@ -272,5 +276,6 @@ def _columns(page: Page, result: PreprocessResult) -> None:
 
 def _short(text: str, length: int = 16) -> str:
     # matplotlib takes what is between two dollar signs for a formula.
-    text = text.replace("$", r"\$").replace("\n", " ")
-    return text if len(text) <= length else text[: length - 1] + "…"
+    text = "".join(mark if mark.isprintable() else " " for mark in text)
+    text = text if len(text) <= length else text[: length - 1] + "…"
+    return text.replace("$", r"\$")

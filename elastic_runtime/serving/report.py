@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from typing import Any
 
@@ -14,7 +15,9 @@ from elastic_runtime.serving.protocol import input_tensors, output_tensors
 
 __all__ = ["render_report"]
 
-_SHOWN_VALUES = 8
+_SHOWN_VALUES = 6
+_LINE = re.compile(r"\n\s*")
+_FLAT_LIST = re.compile(r"\[\n[^\[\]{}]*\]")
 
 
 def render_report(report: ServeReport, config: ModelConfig, package: PackagedModel) -> str:
@@ -53,7 +56,7 @@ def render_report(report: ServeReport, config: ModelConfig, package: PackagedMod
     page.code(
         _shown(report.example_request), f"POST /v2/models/{report.name}/infer, one row of the test split"
     )
-    page.code(_shown(report.example_response), "answer")
+    page.code(_shown(report.example_response), "answer, shortened")
 
     page.section("How to call it")
     page.text(
@@ -83,15 +86,15 @@ def _curl(report: ServeReport, url: str) -> str:
 
 
 def _shown(document: dict[str, Any]) -> str:
-    """Return the document with long lists cut, so that the page shows its form."""
+    """Return the document with lists on one line, long ones cut and numbers rounded, to show its form."""
 
     def cut(value: Any) -> Any:
         if isinstance(value, dict):
             return {key: cut(part) for key, part in value.items()}
-        if isinstance(value, list) and len(value) > _SHOWN_VALUES and not isinstance(value[0], dict | list):
-            return f"[{', '.join(json.dumps(part) for part in value[:_SHOWN_VALUES])}, … {len(value)} values]"
         if isinstance(value, list):
-            return [cut(part) for part in value]
-        return value
+            more = [f"… {len(value)} values"] if len(value) > _SHOWN_VALUES else []
+            return [cut(part) for part in value[:_SHOWN_VALUES]] + more
+        return round(value, 4) if isinstance(value, float) else value
 
-    return json.dumps(cut(document), indent=2, ensure_ascii=False)
+    text = json.dumps(cut(document), indent=2, ensure_ascii=False)
+    return _FLAT_LIST.sub(lambda found: f"[{_LINE.sub(' ', found.group()[1:-1]).strip()}]", text)

@@ -130,7 +130,7 @@ def test_empty_splits_are_allowed() -> None:
     matrix = np.random.default_rng(0).normal(size=(10, 1))
     fields = {"train_fraction": 0.5, "validation_fraction": 0.0, "test_fraction": 0.5}
     arranged = do_arrange(matrix, np.arange(10) % 2, **fields)
-    assert np.bincount(arranged.split_of, minlength=3).tolist() == [6, 0, 4]
+    assert np.bincount(arranged.split_of, minlength=3).tolist() == [5, 0, 5]
     only_train = do_arrange(
         matrix, np.arange(10) % 2, train_fraction=1, validation_fraction=0, test_fraction=0
     )
@@ -142,6 +142,18 @@ def test_small_class_is_in_every_split() -> None:
     labels = np.repeat([0, 1], [100, 3])
     arranged = do_arrange(matrix, labels)
     assert sorted(arranged.split_of[labels[arranged.order] == 1].tolist()) == [0, 1, 2]
+
+
+def test_no_split_wins_all_ties_of_small_classes() -> None:
+    matrix = np.random.default_rng(0).normal(size=(1000, 1))
+    arranged = do_arrange(matrix, np.arange(1000) % 100, classes=100)
+    assert np.bincount(arranged.split_of).tolist() == [700, 150, 150]
+
+
+def test_many_classes_of_three_rows() -> None:
+    matrix = np.random.default_rng(0).normal(size=(300, 1))
+    arranged = do_arrange(matrix, np.arange(300) % 100, classes=100)
+    assert np.bincount(arranged.split_of).tolist() == [100, 100, 100]
 
 
 def test_large_groups_leave_no_split_empty() -> None:

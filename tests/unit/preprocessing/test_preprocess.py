@@ -71,7 +71,7 @@ def test_every_format_gives_the_same_dataset(tmp_path: Path, name: str) -> None:
     manifest = read_manifest(tmp_path / "out")
     assert manifest == result.manifest
     assert (manifest.task, manifest.classes, manifest.features) == ("classification", ("0", "1"), ("a", "b"))
-    assert {n: s.rows for n, s in manifest.splits.items()} == {"train": 42, "validation": 10, "test": 8}
+    assert {n: s.rows for n, s in manifest.splits.items()} == {"train": 42, "validation": 9, "test": 9}
     assert manifest.name == manifest.source.url == name
     assert manifest.source.sha256 == hashlib.sha256((tmp_path / name).read_bytes()).hexdigest()
     table = stored(tmp_path / "out").sort_values("id").reset_index(drop=True)
@@ -410,6 +410,15 @@ def test_report_escapes_what_comes_from_the_data(tmp_path: Path) -> None:
     assert "<script" not in page
     assert "<b>" not in page
     assert "&lt;script&gt;" in page
+
+
+def test_report_draws_labels_in_any_script(tmp_path: Path) -> None:
+    data = frame(y=[("猫", "\x01dog")[i % 2] for i in range(ROWS)], **{"x\t$\\": np.arange(ROWS) / 7})
+    page = render_report(run(tmp_path, data))
+    charts = "".join(re.findall("<svg.*?</svg>", page, re.DOTALL))
+    assert "猫" in charts
+    assert "dog" in charts
+    assert not set(charts) & {"\x01", "\t"}
 
 
 def test_report_has_no_resource_from_elsewhere(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from elastic_runtime.errors import InputError
 from elastic_runtime.models import ModelConfig, TensorSpec
+from elastic_runtime.serving import protocol
 from elastic_runtime.serving.protocol import encode_answer, input_tensors, output_tensors, parse_request
 
 CLASSIFIER = ModelConfig(
@@ -127,6 +128,7 @@ def test_rows_of_more_than_one_dimension() -> None:
         ),
     ],
 )
+@pytest.mark.usefixtures("encoder")
 def test_a_wrong_request_is_refused_by_name(content: bytes, message: str) -> None:
     with pytest.raises(InputError, match=message):
         parse_request(content, CLASSIFIER)
@@ -151,6 +153,14 @@ def test_wrong_wishes_are_refused(more: dict[str, Any], message: str) -> None:
         parse_request(json.dumps({"inputs": [TENSOR], **more}).encode(), CLASSIFIER)
 
 
+@pytest.fixture(params=["orjson", "json"])
+def encoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With orjson, and without as where kserve is not installed."""
+    if request.param == "json":
+        monkeypatch.setattr(protocol, "orjson", None)
+
+
+@pytest.mark.usefixtures("encoder")
 def test_the_answer_of_a_classifier() -> None:
     request = parse_request(body(), CLASSIFIER)
     output = np.array([[0.0, 0.0], [1.0, 3.0]], dtype=np.float32)
@@ -173,6 +183,7 @@ def test_the_answer_of_a_classifier() -> None:
         assert len(tensor["shape"]) == len(described[name]["shape"])
 
 
+@pytest.mark.usefixtures("encoder")
 def test_the_answer_of_a_regressor_and_the_id() -> None:
     request = parse_request(json.dumps({"id": "mine", "inputs": [TENSOR]}).encode(), REGRESSOR)
     answer = encode_answer(request, np.array([0.1, 2.0], np.float32), REGRESSOR, model="m", identity="7")
@@ -182,6 +193,16 @@ def test_the_answer_of_a_regressor_and_the_id() -> None:
     assert (tensor["name"], tensor["shape"]) == ("predictions", [2])
     assert np.array(tensor["data"], dtype=np.float32).tolist() == np.array([0.1, 2.0], np.float32).tolist()
     assert input_tensors(REGRESSOR) == [{"name": "features", "shape": [-1, 3], "datatype": "FP32"}]
+
+
+@pytest.mark.usefixtures("encoder")
+def test_every_bit_of_fp32_survives() -> None:
+    values = np.random.default_rng(0).integers(0, 2**32, 4000, dtype=np.uint32).view(np.float32)
+    values = values[np.isfinite(values)]
+    content = body(shape=[len(values), 3], data=[1] * (3 * len(values)))
+    answer = encode_answer(parse_request(content, REGRESSOR), values, REGRESSOR, model="m", identity="7")
+    data = json.loads(answer.body)["outputs"][0]["data"]
+    assert np.array(data, dtype=np.float32).tobytes() == values.tobytes()
 
 
 def test_only_what_is_asked_for_is_answered() -> None:
