@@ -13,7 +13,7 @@ __all__ = ["render_run", "served_rows"]
 
 _STATUS = {FAILED: ("bad", "failed"), GATE_FAILED: ("warn", "gate failed")}
 _LOG_LINES = 40
-_SHOWN_FILES = 12
+_SHOWN_FILES = 3
 
 
 def render_run(result: RunResult) -> str:
@@ -117,8 +117,8 @@ def _recoveries(page: Page, result: RunResult) -> None:
 
 
 def _artifacts(page: Page, result: RunResult) -> None:
-    page.section("Artifacts")
-    rows: list[tuple[str, str, str]] = []
+    reports: list[tuple[str, str, str]] = []
+    others: list[tuple[str, str, str]] = []
     links: dict[str, str] = {}
     for step in result.steps:
         for artifact in step.artifacts.values():
@@ -126,15 +126,18 @@ def _artifacts(page: Page, result: RunResult) -> None:
             relative = os.path.relpath(path, result.run_dir)
             shown = f"{step.name}/{path.name}" + ("/" if path.is_dir() else "")
             links[shown] = relative + ("/" if path.is_dir() else "")
-            rows.append(
-                (shown, artifact["type"].removeprefix("system."), _contents(path, links, result.run_dir))
-            )
-    page.table(["artifact", "type", "contents"], rows, links=links)
-    page.table(
-        ["of the whole run"],
-        [["result.json"], ["pipeline.yaml"]],
-        links={"result.json": "result.json", "pipeline.yaml": "pipeline.yaml"},
-    )
+            kind = artifact["type"].removeprefix("system.")
+            rows = reports if kind in {"HTML", "Markdown"} else others
+            rows.append((shown, kind, _contents(path)))
+    if reports:
+        page.section("Reports")
+        page.table(["report", "type", "size"], reports, links=links)
+    page.section("Artifacts")
+    for name, kind in (("result.json", "JSON"), ("pipeline.yaml", "YAML")):
+        links[name] = name
+        path = result.run_dir / name
+        others.append((name, kind, _size(path.stat().st_size) if path.exists() else ""))
+    page.table(["artifact", "type", "contents"], others, links=links)
 
 
 def _page_of(path: Path) -> Path:
@@ -145,7 +148,7 @@ def _page_of(path: Path) -> Path:
     return path
 
 
-def _contents(path: Path, links: dict[str, str], run_dir: Path) -> str:
+def _contents(path: Path) -> str:
     if not path.is_dir():
         return _size(path.stat().st_size) if path.exists() else "metadata only"
     files = sorted(file for file in path.rglob("*") if file.is_file())
