@@ -119,3 +119,24 @@ def sandbox(tmp_path: Path) -> Iterator[Sandbox]:
 def wait() -> Callable[..., object]:
     """Wait for a condition: `wait(condition, timeout=…, what=…)` returns its first true value."""
     return wait_until
+
+
+_skips: list[str] = []
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Collect the reason of every skip."""
+    if report.skipped and isinstance(report.longrepr, tuple):
+        _skips.append(f"{report.nodeid}: {report.longrepr[2].removeprefix('Skipped: ')}")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """In CI, fail on a skip whose reason `allowed_skips.txt` does not list."""
+    if not os.environ.get("CI") or hasattr(session.config, "workerinput"):
+        return
+    lines = (Path(__file__).parent / "allowed_skips.txt").read_text(encoding="utf-8").splitlines()
+    allowed = [line for line in lines if line and not line.startswith("#")]
+    unlisted = [skip for skip in _skips if not any(reason in skip for reason in allowed)]
+    if unlisted:
+        print("\nskipped for a reason that tests/allowed_skips.txt does not list:", *unlisted, sep="\n  ")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
