@@ -6,7 +6,7 @@
     runs/<pipeline>/<run id>/result.json            the same for programs
     runs/<pipeline>/latest                          the newest run
 
-kfp runs in a child process below a guard (`elastic_runtime.supervisor.guard`). The guard gets SIGTERM from
+kfp runs in a child process below a guard (`elastic_runtime.processes.guard`). The guard gets SIGTERM from
 the kernel when this process dies, from its very first instruction on, so that no moment of a SIGKILL leaves
 anything.
 """
@@ -30,8 +30,8 @@ from types import FrameType
 from typing import Any
 
 from elastic_runtime.errors import ElasticError, InputError
-from elastic_runtime.supervisor import processes
-from elastic_runtime.supervisor.guard import guarded
+from elastic_runtime.processes import tree
+from elastic_runtime.processes.guard import guarded
 from kfp_elastic.pipelines import RegisteredPipeline, lookup
 from kfp_elastic.pipelines.compiling import compiled_text, load_pipeline
 from kfp_elastic.pipelines.faults import TRAIN_STEP, kill_environment
@@ -189,7 +189,7 @@ def _run_child(internal: Path, stopping: _Stopping) -> int:
         env={**os.environ, "TMPDIR": str(internal), "PYTHONUNBUFFERED": "1"},
         # A Ctrl-C goes to this process alone, which stops the guard in order.
         start_new_session=True,
-        preexec_fn=lambda: processes.die_with_parent(parent, signal.SIGTERM),
+        preexec_fn=lambda: tree.die_with_parent(parent, signal.SIGTERM),
     )
     stopping.watch(guard)
     while True:

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from elastic_runtime.errors import EXIT_FAILED, EXIT_OK
-from elastic_runtime.supervisor.guard import guarded
+from elastic_runtime.processes.guard import guarded
 from kfp_elastic.pipelines.step_output import StepOutput
 
 __all__ = ["LocalRun", "main", "whole_numbers"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -146,15 +145,20 @@ def collect(
 
 
 def write_result(result: RunResult) -> None:
-    """Write `result.json` and give every page a name that a browser knows (`report.html` beside `report`)."""
+    """Write `result.json` and give every page a name that a browser knows.
+
+    `report` becomes `report.html`, and a link of the old name stays: not the other way round, for a browser follows
+    the link and shows the source of a page whose real name has no ending.
+    """
     for step in result.steps:
         for artifact in step.artifacts.values():
             path = Path(artifact["path"])
             _write_metadata(path, artifact["metadata"])
             extension = _EXTENSIONS.get(artifact["type"]) or (".json" if _is_json(path) else None)
-            if extension and path.is_file() and not path.suffix:
-                with suppress(FileExistsError):
-                    path.with_name(path.name + extension).symlink_to(path.name)
+            if extension and path.is_file() and not path.suffix and not path.is_symlink():
+                named = path.with_name(path.name + extension)
+                path.replace(named)
+                path.symlink_to(named.name)
     document = {"schema": 1, **result.document()}
     text = json.dumps(document, ensure_ascii=False, indent=2) + "\n"
     (result.run_dir / "result.json").write_text(text, encoding="utf-8")

@@ -141,11 +141,8 @@ def _artifacts(page: Page, result: RunResult) -> None:
 
 
 def _page_of(path: Path) -> Path:
-    for extension in (".html", ".md", ".json"):
-        named = path.with_name(path.name + extension)
-        if named.is_symlink():
-            return named
-    return path
+    """Return the file with an ending that `path` links to (see `results.write_result`), or `path` itself."""
+    return path.parent / path.readlink() if path.is_symlink() else path
 
 
 def _contents(path: Path) -> str:

@@ -1,5 +1,7 @@
 """The elastic training step."""
 
+from typing import Any
+
 from kfp.dsl import HTML, Artifact, Dataset, Input, Metrics, Model, Output
 
 from kfp_elastic.components.authoring import component
@@ -17,15 +19,15 @@ def elastic_train(
     script: str = "",
     module: str = "",
     script_sha256: str = "",
-    arguments: list = [],  # noqa: B006 - kfp compiles the default into the YAML
-    hyperparameters: dict = {},  # noqa: B006 - as above
+    arguments: list[Any] = [],  # noqa: B006 - kfp compiles the default into the YAML
+    hyperparameters: dict[str, Any] = {},  # noqa: B006 - as above
     nodes: str = "1:2",
     nproc_per_node: int = 1,
     max_restarts: int = 10,
     scheduler: str = "local_cwd",
-    scheduler_args: dict = {},  # noqa: B006 - as above
-    env: dict = {},  # noqa: B006 - as above
-):
+    scheduler_args: dict[str, Any] = {},  # noqa: B006 - as above
+    env: dict[str, Any] = {},  # noqa: B006 - as above
+) -> None:
     """Train a model as an elastic PyTorch DDP job that goes on when a worker or node is lost.
 
     The job is launched through torchx. Its log lines stream into the step's log, prefixed by rank, with a progress

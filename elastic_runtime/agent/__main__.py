@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from elastic_runtime.agent.protocol import Channel
-from elastic_runtime.supervisor import processes
+from elastic_runtime.processes import tree
 
 __all__ = ["Agent"]
 
@@ -98,7 +98,7 @@ class Agent:
         agent = os.getpid()
 
         def in_child() -> None:
-            processes.die_with_parent(agent, signal.SIGKILL)
+            tree.die_with_parent(agent, signal.SIGKILL)
             for number in _SIGNALS:
                 signal.signal(number, signal.SIG_DFL)
 
@@ -175,7 +175,7 @@ def main() -> int:
     parser.add_argument("--node", type=int, required=True)
     parser.add_argument("--grace", type=float, required=True)
     arguments = parser.parse_args()
-    processes.die_with_parent(os.getppid(), signal.SIGTERM)
+    tree.die_with_parent(os.getppid(), signal.SIGTERM)
     return Agent(Channel(socket.socket(fileno=arguments.channel)), grace=arguments.grace).run()
 
 

@@ -79,8 +79,8 @@ class RunCommand:
         from pathlib import Path
 
         from elastic_runtime import names
-        from elastic_runtime.launching.nodes import parse_nodes, parse_workers
-        from elastic_runtime.launching.spec import JobSpec, environment_of, program_of
+        from elastic_runtime.jobs.nodes import parse_nodes, parse_workers
+        from elastic_runtime.jobs.spec import JobSpec, environment_of, program_of
 
         words = list(arguments.program)
         script = None

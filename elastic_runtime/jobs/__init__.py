@@ -1,1 +1,1 @@
-"""A job on disk: its folder, events, metrics, record and report."""
+"""What a job is and what is left of it: specification, folder, events, record and report."""

@@ -1,1 +1,1 @@
-"""From a script to a running job: the specification, the torchx AppDef, submitting and following."""
+"""From a job to its end: the torchx AppDef and components, submitting and following, the training step."""

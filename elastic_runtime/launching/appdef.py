@@ -12,7 +12,7 @@ import torchx.specs as specs
 
 from elastic_runtime import __version__
 from elastic_runtime.errors import InputError
-from elastic_runtime.launching.spec import JobSpec, environment_of
+from elastic_runtime.jobs.spec import JobSpec, environment_of
 from elastic_runtime.names import MAX_LENGTH, valid_name
 
 __all__ = ["ORIGINAL_NAME", "ROLE", "build_appdef", "check_appdef"]
@@ -31,7 +31,7 @@ _PARENT = "KFP_ELASTIC_PARENT"
 # On this machine the launcher's own interpreter runs the job, wherever PATH points; an image has its own python3.
 # The parent's pid is only known, and only meaningful, on this machine too.
 _START = (
-    f'exec "$${{{_PYTHON}:-python3}}" -P -m elastic_runtime.supervisor.guard --grace 8 '
+    f'exec "$${{{_PYTHON}:-python3}}" -P -m elastic_runtime.processes.guard --grace 8 '
     f'--parent "$${{{_PARENT}:-0}}" -- "$${{{_PYTHON}:-python3}}" -P -m elastic_runtime.supervisor "$$@"'
 )
 _OTHER_DOLLAR = re.compile(r"\$(?!\{(?:img_root|app_id|replica_id|rank0_env|base_img_root)\})")

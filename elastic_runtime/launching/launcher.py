@@ -21,7 +21,7 @@ from elastic_runtime.errors import (
     UnknownNameError,
 )
 from elastic_runtime.jobs.folder import JobFolder, default_folder
-from elastic_runtime.launching.spec import JobSpec
+from elastic_runtime.jobs.spec import JobSpec
 
 __all__ = ["JobResult", "launch"]
 

@@ -14,9 +14,9 @@ from elastic_runtime import names
 from elastic_runtime.errors import ElasticError, InputError, JobFailed, JobPreempted
 from elastic_runtime.jobs import report
 from elastic_runtime.jobs.folder import JobFolder, write_json
+from elastic_runtime.jobs.nodes import parse_nodes, parse_workers
+from elastic_runtime.jobs.spec import JobSpec, environment_of, program_of
 from elastic_runtime.launching.launcher import LOCAL_SCHEDULER, JobResult, launch
-from elastic_runtime.launching.nodes import parse_nodes, parse_workers
-from elastic_runtime.launching.spec import JobSpec, environment_of, program_of
 from elastic_runtime.models import ModelConfig, read_config
 
 __all__ = ["TrainOutputs", "TrainRequest", "train"]

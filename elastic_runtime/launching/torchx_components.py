@@ -7,9 +7,9 @@ import torchx.specs as specs
 from torchx.specs.finder import ComponentValidationException
 
 from elastic_runtime.errors import InputError
+from elastic_runtime.jobs.nodes import parse_j
+from elastic_runtime.jobs.spec import JobSpec, environment_of, program_of
 from elastic_runtime.launching.appdef import build_appdef
-from elastic_runtime.launching.nodes import parse_j
-from elastic_runtime.launching.spec import JobSpec, environment_of, program_of
 
 __all__ = ["ddp"]
 

@@ -25,8 +25,8 @@ from typing import Any, NoReturn
 
 from elastic_runtime.errors import EXIT_INPUT, EXIT_INTERRUPTED, EXIT_OK, ElasticError, InputError
 from elastic_runtime.models.config import ModelConfig, read_config
+from elastic_runtime.processes.tree import die_with_parent
 from elastic_runtime.serving.names import check_name, check_port, require_kserve
-from elastic_runtime.supervisor.processes import die_with_parent
 
 __all__ = ["bind", "main"]
 

@@ -1,1 +1,1 @@
-"""Processes of one machine: the guard that leaves no orphan, and the supervisor of the local nodes."""
+"""Runs one job on this machine: rounds, nodes, store, logs and progress."""

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from elastic_runtime.errors import ElasticError, InputError
 from elastic_runtime.jobs.folder import JobFolder, default_folder
-from elastic_runtime.launching.nodes import parse_nodes, parse_workers
-from elastic_runtime.launching.spec import JobSpec, program_of
+from elastic_runtime.jobs.nodes import parse_nodes, parse_workers
+from elastic_runtime.jobs.spec import JobSpec, program_of
 from elastic_runtime.names import is_valid
 from elastic_runtime.supervisor.job import LocalJob
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from elastic_runtime.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 from elastic_runtime.jobs.folder import JobFolder, tail, write_json
-from elastic_runtime.launching.spec import JobSpec
+from elastic_runtime.jobs.spec import JobSpec
 from elastic_runtime.supervisor import rounds
 from elastic_runtime.supervisor.logs import LogStream
 from elastic_runtime.supervisor.node import NodeHandle

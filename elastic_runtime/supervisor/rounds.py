@@ -15,7 +15,7 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from elastic_runtime.launching.nodes import NodeRange
+from elastic_runtime.jobs.nodes import NodeRange
 
 __all__ = ["Action", "Done", "Failure", "Pause", "RoundMachine", "Spawn", "Start", "Stop", "root_cause"]
 

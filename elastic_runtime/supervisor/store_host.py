@@ -13,12 +13,12 @@ import signal
 import socket
 import sys
 
-from elastic_runtime.supervisor import processes
+from elastic_runtime.processes import tree
 
 
 def main() -> int:
     """Serve until the supervisor closes its end."""
-    processes.die_with_parent(os.getppid(), signal.SIGKILL)
+    tree.die_with_parent(os.getppid(), signal.SIGKILL)
     control = socket.socket(fileno=int(sys.argv[1]))
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exported, but not declared

@@ -71,7 +71,7 @@ def test_a_job_survives_random_kills_and_counts_right(sandbox: Any, wait: Callab
         found = [
             pid for pid, command in sandbox.processes()
             if wanted in command and "kfp-elastic run" not in command and "elastic_runtime.supervisor " not in command
-            and "supervisor.guard" not in command
+            and "processes.guard" not in command
         ]  # fmt: skip
         if found:
             try:

@@ -432,7 +432,7 @@ def test_help_is_light(sandbox: Any) -> None:
 def test_supervisor_and_agents_do_not_load_torch(sandbox: Any) -> None:
     code = (
         "import sys\nimport elastic_runtime.supervisor.job, elastic_runtime.agent.__main__\n"
-        "import elastic_runtime.supervisor.guard, elastic_runtime.launching.launcher\n"
+        "import elastic_runtime.processes.guard, elastic_runtime.launching.launcher\n"
         "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     )
     assert sandbox.run(sys.executable, "-c", code).returncode == 0

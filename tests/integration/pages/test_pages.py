@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -28,7 +27,7 @@ PAGES = [
 
 
 @pytest.fixture(scope="module")
-def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a digits run in which a worker was killed."""
     import sys
 
@@ -39,7 +38,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         cwd=folder, capture_output=True, text=True, timeout=280, env={**os.environ, "XDG_STATE_HOME": str(folder)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    yield Path(json.loads(done.stdout)["run_dir"])
+    return Path(json.loads(done.stdout)["run_dir"])
 
 
 def browse(page: Path, work: Path, *, dark: bool = False, width: int = 1000) -> tuple[str, list[str], str]:
@@ -53,9 +52,24 @@ def browse(page: Path, work: Path, *, dark: bool = False, width: int = 1000) -> 
          *(["--force-dark-mode"] if dark else []), page.as_uri()],
         capture_output=True, text=True, timeout=90,
     )  # fmt: skip
-    asked = re.findall(r'"url":"((?:https?|wss?|ftp):[^"]*)"', log.read_text(errors="replace"))
+    asked = []
+    for event in log.read_text(errors="replace").splitlines():
+        found = re.search(r'"url":"((?:https?|wss?|ftp):[^"]*)"', event)
+        initiator = re.search(r'"initiator":"([^"]*)"', event)
+        # The browser asks for things of its own, too; those have no page behind them.
+        if found and initiator and initiator[1] != "not an origin":
+            asked.append(found[1])
     console = "\n".join(line for line in done.stderr.splitlines() if "CONSOLE" in line)
     return done.stdout, asked, console
+
+
+def test_a_request_of_a_page_is_noticed(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text(
+        '<link rel="stylesheet" href="https://fonts.example/css"><img src="http://images.example/x.png">'
+    )
+    _, asked, _ = browse(page, tmp_path)
+    assert {"https://fonts.example/css", "http://images.example/x.png"} <= set(asked)
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -24,9 +24,21 @@ RECORD: dict[str, Any] = {
     "seconds": 12.0,
     "recoveries": [{"cause": "rank 1: killed by SIGKILL", "seconds": 2.25, "steps_lost": 3}],
     "events": [
-        {"time": 100.1, "kind": "round", "text": "round 0: 2 workers on 2 nodes", "round": 0, "world_size": 2},
+        {
+            "time": 100.1,
+            "kind": "round",
+            "text": "round 0: 2 workers on 2 nodes",
+            "round": 0,
+            "world_size": 2,
+        },
         {"time": 104.0, "kind": "worker_failed", "text": "rank 1 <killed>", "rank": 1, "node": 1},
-        {"time": 104.1, "kind": "round", "text": "round 1: 2 workers on 2 nodes", "round": 1, "world_size": 2},
+        {
+            "time": 104.1,
+            "kind": "round",
+            "text": "round 1: 2 workers on 2 nodes",
+            "round": 1,
+            "world_size": 2,
+        },
         {"time": 106.25, "kind": "recovered", "text": "training again after 2.2 s"},
         {"time": 100.0, "kind": "agent", "pid": 1},
     ],
@@ -48,7 +60,13 @@ def folder(tmp_path: Path) -> JobFolder:
 
 def test_the_report_tells_what_failed_and_what_it_cost(folder: JobFolder) -> None:
     html = report.render(folder, RECORD)
-    for text in ("digits-1", "rank 1: killed by SIGKILL", "2.25 s", "recovered once from a failure", "6.25 s"):
+    for text in (
+        "digits-1",
+        "rank 1: killed by SIGKILL",
+        "2.25 s",
+        "recovered once from a failure",
+        "6.25 s",
+    ):
         assert text in html
     assert "rank 1 &lt;killed&gt;" in html, "text is escaped"
     assert html.count("<svg") == 1
@@ -78,7 +96,9 @@ def test_a_failed_job_shows_the_end_of_the_log(folder: JobFolder) -> None:
 def test_a_job_that_did_no_step_has_a_report_too(tmp_path: Path) -> None:
     made = JobFolder(tmp_path)
     made.create()
-    html = report.render(made, {**RECORD, "state": "failed", "recoveries": [], "events": [], "global_step": 0})
+    html = report.render(
+        made, {**RECORD, "state": "failed", "recoveries": [], "events": [], "global_step": 0}
+    )
     assert "<svg" not in html
 
 

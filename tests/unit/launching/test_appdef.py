@@ -9,9 +9,9 @@ from torchx import specs
 from torchx.runner import get_runner
 
 from elastic_runtime.errors import InputError
+from elastic_runtime.jobs.nodes import parse_nodes
+from elastic_runtime.jobs.spec import JobSpec, program_of
 from elastic_runtime.launching.appdef import ORIGINAL_NAME, build_appdef, check_appdef
-from elastic_runtime.launching.nodes import parse_nodes
-from elastic_runtime.launching.spec import JobSpec, program_of
 from elastic_runtime.launching.torchx_components import ddp
 from elastic_runtime.names import is_valid
 

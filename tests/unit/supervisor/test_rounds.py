@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastic_runtime.launching.nodes import NodeRange, parse_nodes
+from elastic_runtime.jobs.nodes import NodeRange, parse_nodes
 from elastic_runtime.supervisor.rounds import (
     Action,
     Done,

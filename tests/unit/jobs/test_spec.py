@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from elastic_runtime.errors import InputError, MissingFileError
-from elastic_runtime.launching.nodes import parse_nodes
-from elastic_runtime.launching.spec import JobSpec, environment_of, program_of
+from elastic_runtime.jobs.nodes import parse_nodes
+from elastic_runtime.jobs.spec import JobSpec, environment_of, program_of
 
 
 def test_environment_values_become_text() -> None:

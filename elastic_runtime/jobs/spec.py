@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from elastic_runtime.errors import InputError, MissingFileError
-from elastic_runtime.launching.nodes import NodeRange
+from elastic_runtime.jobs.nodes import NodeRange
 
 __all__ = ["JobSpec", "Program", "environment_of", "program_of"]
 

@@ -1,6 +1,6 @@
 """Run one command and leave no process of it behind, however it or its starter ends.
 
-    python -P -m elastic_runtime.supervisor.guard [--grace SECONDS] [--parent PID] -- COMMAND [ARG …]
+    python -P -m elastic_runtime.processes.guard [--grace SECONDS] [--parent PID] -- COMMAND [ARG …]
 
 The guard is a subreaper, so that everything the command starts stays below it, also after setsid. When the
 command ends, is stopped by a signal to the guard, or when the process that started the guard dies, the guard
@@ -20,7 +20,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from elastic_runtime.supervisor import processes
+from elastic_runtime.processes import tree
 
 __all__ = ["guarded", "main"]
 
@@ -34,18 +34,18 @@ def guarded(command: Sequence[str], *, grace: float = 5.0) -> list[str]:
     The calling process must be the one that starts it: when it dies, the command is stopped.
     """
     options = ["--grace", str(grace), "--parent", str(os.getpid())]
-    return [sys.executable, "-P", "-m", "elastic_runtime.supervisor.guard", *options, "--", *command]
+    return [sys.executable, "-P", "-m", "elastic_runtime.processes.guard", *options, "--", *command]
 
 
 def _run(command: Sequence[str], grace: float, parent: int) -> int:
     watched = {*_STOPS, *_FORWARDED, signal.SIGCHLD}
     inherited = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
-    processes.die_with_parent(parent, signal.SIGTERM)
-    processes.become_subreaper()
+    tree.die_with_parent(parent, signal.SIGTERM)
+    tree.become_subreaper()
     guard_pid = os.getpid()
 
     def in_child() -> None:
-        processes.die_with_parent(guard_pid, signal.SIGKILL)
+        tree.die_with_parent(guard_pid, signal.SIGKILL)
         signal.pthread_sigmask(signal.SIG_SETMASK, inherited - watched)
 
     try:
@@ -59,9 +59,9 @@ def _run(command: Sequence[str], grace: float, parent: int) -> int:
 def _watch(child: int, grace: float, watched: set[signal.Signals]) -> int:
     deadline: float | None = None
     while True:
-        ended = processes.reap()
+        ended = tree.reap()
         if child in ended:
-            return processes.exit_code(ended[child])
+            return tree.exit_code(ended[child])
         remaining = 3600.0 if deadline is None else deadline - time.monotonic()
         if remaining <= 0:
             os.kill(child, signal.SIGKILL)
@@ -95,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(command, arguments.grace, arguments.parent or os.getppid())
     finally:
-        stubborn = processes.kill_descendants()
+        stubborn = tree.kill_descendants()
         if stubborn:
             sys.stderr.write(f"warning: processes that would not die: {stubborn}\n")
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from elastic_runtime.errors import InputError
-from elastic_runtime.launching.nodes import NodeRange, parse_j, parse_nodes, parse_workers
+from elastic_runtime.jobs.nodes import NodeRange, parse_j, parse_nodes, parse_workers
 
 
 @pytest.mark.parametrize(
