@@ -49,11 +49,13 @@ def _run(command: Sequence[str], grace: float, parent: int) -> int:
         signal.pthread_sigmask(signal.SIG_SETMASK, inherited - watched)
 
     try:
-        child = subprocess.Popen(command, preexec_fn=in_child).pid
+        process = subprocess.Popen(command, preexec_fn=in_child)
     except OSError as error:
         sys.stderr.write(f"error: cannot start {command[0]!r}: {error.strerror}\n")
         return 127 if isinstance(error, FileNotFoundError) else 126
-    return _watch(child, grace, watched)
+    # The status is collected in `_watch`; a Popen that goes out of scope would take it first.
+    process.returncode = 0
+    return _watch(process.pid, grace, watched)
 
 
 def _watch(child: int, grace: float, watched: set[signal.Signals]) -> int:
