@@ -45,7 +45,6 @@ class LocalJob:
         self._selector = selectors.DefaultSelector()
         self._ranks: dict[int, list[int]] = {}
         self._log_starts: dict[int, int] = {}
-        self._failing = ""
         self._done: rounds.Done | None = None
         self._started = time.time()
         self._largest_world = 0
@@ -104,7 +103,6 @@ class LocalJob:
             handle.wait(5.0)
             del self._nodes[handle.node]
             if self._machine.phase != "done":
-                self._failing = self._failing or f"node {handle.node} lost"
                 self._tell("node_lost", f"node {handle.node} lost: its agent is gone", node=handle.node)
                 self._note_failure(f"node {handle.node} lost")
             self._do(self._machine.node_lost(handle.node, time.monotonic()))
@@ -132,12 +130,13 @@ class LocalJob:
                 text = f"rank {rank} on node {node}: {failure.cause} after step {failure.step}"
                 self._tell("worker_failed", text, node=node, rank=rank, code=code, cause=failure.cause,
                            step=failure.step)  # fmt: skip
-                self._note_failure(f"rank {rank}: {failure.cause}")
+            if self._machine.is_failure(failure):
+                self._note_failure(f"rank {rank}: {failure.cause}", consequence=failure.is_consequence)
         self._do(self._machine.worker_exited(failure, node=node, rank=rank, now=now))
 
-    def _note_failure(self, cause: str) -> None:
-        if self._machine.phase == "running":
-            self._progress.failed(cause, time.time())
+    def _note_failure(self, cause: str, *, consequence: bool = False) -> None:
+        if self._machine.phase in ("running", "stopping"):
+            self._progress.failed(cause, time.time(), consequence=consequence)
 
     def _last_error(self, rank: int) -> str:
         """Return the last line of the traceback that ends the rank's log of this round, if there is one."""

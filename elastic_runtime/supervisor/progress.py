@@ -25,6 +25,8 @@ class Recovery:
     """How long it took; None until a step was finished again."""
     steps_lost: int | None = None
     """Finished steps that had to be done again."""
+    consequence: bool = False
+    """Whether `cause` is only what the peers of a lost worker or node report."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as the job record has it."""
@@ -46,10 +48,16 @@ class Progress:
     _shown: float = 0.0
     _shown_line: dict[str, Any] = field(default_factory=dict)
 
-    def failed(self, cause: str, now: float) -> None:
-        """A failure was noticed at `now` (epoch seconds); one that is still being recovered from goes on."""
-        if not self.recoveries or self.recoveries[-1].seconds is not None:
-            self.recoveries.append(Recovery(cause, now, self.step))
+    def failed(self, cause: str, now: float, *, consequence: bool = False) -> None:
+        """A failure was noticed at `now` (epoch seconds); one that is still being recovered from goes on.
+
+        What turns out to be only the `consequence` of another failure gives way to that one as the cause.
+        """
+        open_one = self.recoveries[-1] if self.recoveries and self.recoveries[-1].seconds is None else None
+        if open_one is None:
+            self.recoveries.append(Recovery(cause, now, self.step, consequence=consequence))
+        elif open_one.consequence and not consequence:
+            open_one.cause, open_one.consequence = cause, False
 
     def read(self) -> bool:
         """Take in what was reported since; return whether a step was finished."""

@@ -45,6 +45,13 @@ class Failure:
     """Steps that were finished when it ended."""
 
     @property
+    def is_consequence(self) -> bool:
+        """Whether it is what a worker shows when a peer or the store has gone: a broken connection, or an abort."""
+        return self.code == -signal.SIGABRT or (
+            self.code >= 0 and _CONSEQUENCE.search(self.message) is not None
+        )
+
+    @property
     def cause(self) -> str:
         """What happened, in a few words."""
         if self.code < 0:
@@ -103,13 +110,9 @@ def root_cause(failures: list[Failure]) -> Failure:
     `failures` is in the order in which they were seen. A broken connection is what a worker reports when its
     peer has gone, so it counts only when nothing else is there.
     """
-    for failure in failures:
-        if failure.code < 0:
-            return failure
-    for failure in failures:
-        if not _CONSEQUENCE.search(failure.message):
-            return failure
-    return failures[0]
+    own = [failure for failure in failures if not failure.is_consequence]
+    signals = [failure for failure in own if failure.code < 0]
+    return (signals or own or failures)[0]
 
 
 class RoundMachine:
@@ -131,6 +134,7 @@ class RoundMachine:
         self._active: set[int] = set()
         self._running: dict[int, set[int]] = {}
         self._failures: list[Failure] = []
+        self._node_lost = False
         self._forming_since = now
         self._not_before = now
         self._last: Failure | None = None
@@ -171,6 +175,8 @@ class RoundMachine:
                 )
         else:
             self._spawn_at[node] = now + (0.0 if losses == 1 else min(2.0 ** (losses - 2), _LARGEST_DELAY))
+        if self.phase in ("running", "stopping") and unfinished:
+            self._node_lost = True
         if self.phase == "running" and unfinished:
             actions += self._end_round()
         return actions + self.tick(now)
@@ -185,10 +191,15 @@ class RoundMachine:
             if self.phase == "running" and not any(self._running.values()):
                 return self._finish("succeeded", "every worker ended with exit code 0")
             return []
-        ours = self.phase == "stopping" and -failure.code in (signal.SIGTERM, signal.SIGKILL)
-        if self.phase in ("running", "stopping") and not ours:
+        if self.is_failure(failure):
             self._failures.append(failure)
         return self._end_round() if self.phase == "running" else []
+
+    def is_failure(self, failure: Failure) -> bool:
+        """Return whether a worker that ended so failed by itself, rather than by being stopped with its round."""
+        if self.phase == "stopping":
+            return -failure.code not in (signal.SIGTERM, signal.SIGKILL)
+        return self.phase == "running"
 
     def node_stopped(self, node: int, now: float) -> list[Action]:
         """A node reported that none of its workers is left."""
@@ -233,6 +244,7 @@ class RoundMachine:
         self.phase = "running"
         self._active = set(self.groups)
         self._failures = []
+        self._node_lost = False
         workers = self.nodes.workers
         self._running = {
             node: set(range(group * workers, (group + 1) * workers)) for node, group in self.groups.items()
@@ -259,6 +271,8 @@ class RoundMachine:
             return []
         failure = root_cause(self._failures)
         self._failures = []
+        if self._node_lost and failure.is_consequence:
+            return []  # The lost node was the cause, and that is not charged.
         last, self._last = self._last, failure
         if self._is_users_bug(last, failure):
             return self._finish(
@@ -285,7 +299,7 @@ class RoundMachine:
     @staticmethod
     def _is_users_bug(last: Failure | None, now: Failure) -> bool:
         """The same exception at the same step twice cannot be bad luck."""
-        if last is None or not now.message or now.code < 0 or _CONSEQUENCE.search(now.message):
+        if last is None or not now.message or now.code < 0 or now.is_consequence:
             return False
         return (last.code, last.message, last.step) == (now.code, now.message, now.step)
 

@@ -317,11 +317,15 @@ time.sleep(600)
 
 def test_every_byte_is_in_the_log_file_and_in_the_stream(sandbox: Any) -> None:
     script = sandbox.script("""
-import os, signal, sys
+import os, pathlib, signal, sys, time
 for number in range(10_000):
     print("line", number)
 sys.stdout.write("no newline")
-if os.environ["RANK"] == "1":
+if os.environ["RANK"] == "0":
+    pathlib.Path("rank 0 is done").touch()
+else:
+    while not pathlib.Path("rank 0 is done").exists():
+        time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGKILL)
 """)
     done = sandbox.run(

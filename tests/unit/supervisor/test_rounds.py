@@ -106,6 +106,28 @@ def test_a_lost_node_is_started_again_and_not_charged() -> None:
     assert job.machine.restarts == 0
 
 
+@pytest.mark.parametrize("lost_first", [True, False])
+@pytest.mark.parametrize(
+    ("code", "message"), [(1, "RuntimeError: Connection closed by peer"), (-signal.SIGABRT, "")]
+)
+def test_what_the_peers_of_a_lost_node_report_is_not_charged(
+    lost_first: bool, code: int, message: str
+) -> None:
+    machine = RoundMachine(parse_nodes("1:2"), max_restarts=0, now=0.0)
+    machine.begin()
+    for node in (0, 1):
+        machine.node_ready(node, 0.0)
+    failure = Failure(node=1, rank=1, code=code, message=message)
+    if lost_first:
+        machine.node_lost(0, 1.0)
+        machine.worker_exited(failure, node=1, rank=1, now=1.0)
+    else:
+        machine.worker_exited(failure, node=1, rank=1, now=1.0)
+        machine.node_lost(0, 1.0)
+    machine.node_stopped(1, 1.0)
+    assert (machine.phase, machine.restarts) == ("forming", 0)
+
+
 def test_survivors_keep_their_ranks_and_others_fill_the_holes() -> None:
     machine = RoundMachine(parse_nodes("1:4"), max_restarts=10, now=0.0)
     machine.begin()
@@ -238,6 +260,8 @@ def failure(rank: int, code: int, message: str = "") -> Failure:
     ("failures", "rank"),
     [
         ([failure(0, 1, "RuntimeError: Connection closed by peer"), failure(2, -9)], 2),
+        ([failure(0, -signal.SIGABRT), failure(1, -signal.SIGSEGV)], 1),
+        ([failure(0, -signal.SIGABRT)], 0),
         ([failure(0, 1, "DistBackendError: NCCL error"), failure(1, 1, "ValueError: bad")], 1),
         ([failure(3, 1, "ValueError: a"), failure(1, 1, "ValueError: b")], 3),
         ([failure(1, 1, "RuntimeError: recv failed"), failure(0, 1, "RuntimeError: timed out")], 1),
