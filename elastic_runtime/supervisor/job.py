@@ -126,7 +126,8 @@ class LocalJob:
             self._read_progress()
             error = message.get("error") or self._last_error(rank)
             failure = rounds.Failure(node=node, rank=rank, code=code, message=error, step=self._progress.step)
-            if self._machine.phase == "running":
+            told = self._machine.phase == "running" or not failure.is_consequence
+            if told and self._machine.is_failure(failure):
                 text = f"rank {rank} on node {node}: {failure.cause} after step {failure.step}"
                 self._tell("worker_failed", text, node=node, rank=rank, code=code, cause=failure.cause,
                            step=failure.step)  # fmt: skip
