@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, overload
 
 from kfp import dsl
 from kfp.dsl import pipeline_channel, pipeline_task
@@ -42,6 +43,11 @@ from kfp_elastic.components import run_time
 {name} = run_time.with_restored_arguments({name})
 """
 
+_START = "python3 -m kfp.dsl.executor_main"
+_START_SAFELY = "python3 -P -m kfp.dsl.executor_main"
+
+Completed = Callable[[dict[str, Any]], dict[str, Any]]
+
 _CHANNELS = (pipeline_channel.PipelineChannel, pipeline_task.PipelineTask)
 
 
@@ -52,12 +58,18 @@ class ElasticComponent(PythonComponent):  # type: ignore[misc]
     value that kfp cannot carry (infinite, not JSON, over `MAX_PARAMETER_BYTES`) is refused by name.
 
     A pipeline parameter inside a list or dict, such as `{"epochs": epochs}`, arrives with its type (kfp alone
-    would hand over text); only text without quotes, numbers and booleans can stand there.
+    would hand over text). Only numbers, booleans and plain text can stand there, for kfp writes the text into JSON
+    as it is: `pipeline run` refuses, before it starts, one with quotes, backslashes or line breaks.
     """
+
+    completed: Completed | None = None
+    """See `component`."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> pipeline_task.PipelineTask:
         """Create the task. Raises `InputError` for a value that cannot be passed and for an unknown name."""
         inputs = self.component_spec.inputs or {}
+        if self.completed is not None:
+            kwargs = self.completed(kwargs)
         kept: dict[str, Any] = {}
         total = 0
         for name, value in kwargs.items():
@@ -112,12 +124,32 @@ def parameter_kind(declared: Any) -> str:
     return str(type_utils.get_parameter_type_name(declared))
 
 
-def component(function: Callable[..., Any]) -> ElasticComponent:
-    """Declare `function` as a component of this package (used as a decorator)."""
+@overload
+def component(function: Callable[..., Any]) -> ElasticComponent: ...
+@overload
+def component(*, completed: Completed) -> Callable[[Callable[..., Any]], ElasticComponent]: ...
+def component(
+    function: Callable[..., Any] | None = None, *, completed: Completed | None = None
+) -> ElasticComponent | Callable[[Callable[..., Any]], ElasticComponent]:
+    """Declare `function` as a component of this package (used as a decorator).
+
+    `completed` gets the arguments of each call and returns those to use: for what only the author's machine knows.
+    """
+    if function is None:
+        return functools.partial(_component, completed=completed)
+    return _component(function, completed=completed)
+
+
+def _component(function: Callable[..., Any], *, completed: Completed | None) -> ElasticComponent:
     made = dsl.component(function, base_image=IMAGE, install_kfp_package=False)
     # kfp puts the function's source last into the command; what is added to it runs in the step's process.
-    made.component_spec.implementation.container.command[-1] += _RESTORE.format(name=function.__name__)
-    return ElasticComponent(component_spec=made.component_spec, python_func=made.python_func)
+    command = made.component_spec.implementation.container.command
+    command[-1] += _RESTORE.format(name=function.__name__)
+    # A user's own `elastic_runtime/` in the current folder must not be taken for ours.
+    command[:-1] = [part.replace(_START, _START_SAFELY) for part in command[:-1]]
+    ours = ElasticComponent(component_spec=made.component_spec, python_func=made.python_func)
+    ours.completed = completed
+    return ours
 
 
 def _marked(value: Any) -> Any:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 __all__ = ["MARKS", "NONE", "restored", "with_restored_arguments"]
@@ -30,6 +32,7 @@ NONE = f"{_PREFIX}none="
 
 def with_restored_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return `function` called with restored arguments; annotations of `float` and `int` are kept to."""
+    _add_current_folder()
     kinds = {name: kind for name, kind in function.__annotations__.items() if kind in (float, int)}
 
     @functools.wraps(function)
@@ -47,6 +50,16 @@ def with_restored_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
+def _add_current_folder() -> None:
+    """Let a training module of the current folder be found, after everything that is installed.
+
+    The step's process is started with -P; without it the current folder would come first.
+    """
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.append(folder)
+
+
 def restored(value: Any) -> Any:
     """Return a JSON value with whole floats as ints and marked texts as the values they stand for."""
     if isinstance(value, float) and value.is_integer() and abs(value) <= 2**53:
@@ -61,5 +74,6 @@ def restored(value: Any) -> Any:
     if isinstance(value, list):
         return [restored(item) for item in value]
     if isinstance(value, dict):
-        return {key: restored(item) for key, item in value.items()}
+        # protobuf keeps no order; by name, a command line made of it is the same every time.
+        return {key: restored(item) for key, item in sorted(value.items())}
     return value

@@ -15,6 +15,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,10 @@ def load_pipeline(entry: RegisteredPipeline) -> base_component.BaseComponent:
     except Exception as error:
         # kfp's loader raises whatever its YAML and protobuf parsers raise.
         first_line = (str(error) or type(error).__name__).splitlines()[0]
+        if isinstance(error, KeyError):
+            first_line = f"{first_line} is missing"
+        elif isinstance(error, AttributeError | TypeError):
+            first_line = "it is no YAML object of the form that kfp's compiler writes"
         raise InputError(
             f"pipeline file {entry.target!r} is no compiled kfp v2 pipeline: {first_line}"
         ) from error
@@ -77,7 +82,11 @@ def compile_pipeline(name: str, path: str | Path, *, image: str | None = None) -
         raise InputError(
             f"output {str(path)!r} must end in .yaml, the only format that Kubeflow Pipelines 2 loads"
         )
-    if not target.parent.is_dir():
+    try:
+        folder_is_there = target.parent.is_dir()
+    except OSError as error:
+        raise InputError(f"cannot write {str(path)!r}: {error.strerror}") from error
+    if not folder_is_there:
         raise InputError(
             f"output {str(path)!r}: the folder {str(target.parent)!r} does not exist: create it first"
         )
@@ -145,7 +154,8 @@ def _write(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
         raise InputError(f"cannot write {str(path)!r}: {error.strerror}") from error
 
 

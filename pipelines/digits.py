@@ -38,6 +38,8 @@ def digits(
         dataset=data.outputs["dataset"],
         module=_SCRIPT,
         script_sha256=module_sha256(_SCRIPT),
+        # A folder `elastic_runtime/` or `kfp_elastic/` where the run is started must not be taken for ours.
+        env={"PYTHONSAFEPATH": "1"},
         arguments=["--data", "{dataset}"],
         hyperparameters={"epochs": epochs, "lr": lr, "batch-size": batch_size, "seed": seed},
         nodes=nodes,

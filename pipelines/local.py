@@ -35,7 +35,7 @@ from elastic_runtime.processes.guard import guarded
 from kfp_elastic.pipelines import RegisteredPipeline, lookup
 from kfp_elastic.pipelines.compiling import compiled_text, load_pipeline
 from kfp_elastic.pipelines.faults import TRAIN_STEP, kill_environment
-from kfp_elastic.pipelines.parameters import checked_parameters
+from kfp_elastic.pipelines.parameters import check_nested_text, checked_parameters
 from kfp_elastic.pipelines.results import FAILED, RunResult, collect, write_result
 from kfp_elastic.pipelines.run_page import render_run
 from kfp_elastic.pipelines.scratch import scratch_folder
@@ -71,10 +71,11 @@ def run_local(
     pipeline = load_pipeline(entry)
     values = checked_parameters(parameters or {}, pipeline.component_spec.inputs, pipeline=entry.name)
     package = compiled_text(pipeline)
+    check_nested_text(values, package, pipeline=entry.name)
     environments = {}
     if kill_worker:
         environments[TRAIN_STEP] = kill_environment(entry, pipeline.pipeline_spec, values)
-    run_dir = _new_run_dir(Path(runs_dir), entry)
+    run_dir = _new_run_dir(runs_dir, entry)
     began = time.monotonic()
     try:
         with _Stopping() as stopping, scratch_folder() as internal:
@@ -98,37 +99,45 @@ def run_local(
                 seconds=time.monotonic() - began,
                 wants_recovery=kill_worker,
             )
-            _write(result)
+            result = _written(result)
             if keep_serving:
-                result = _with_server(result, stopping)
-                _write(result)
+                result = _written(_with_server(result, stopping))
     except OSError as error:
         where = error.filename or run_dir
-        raise ElasticError(
-            f"cannot write the run's results to {str(where)!r}: {error.strerror or error}"
-        ) from error
+        raise ElasticError(f"cannot start the run in {str(where)!r}: {error.strerror or error}") from error
     return result
 
 
-def _write(result: RunResult) -> None:
-    write_result(result)
-    (result.run_dir / "index.html").write_text(render_run(result), encoding="utf-8")
+def _written(result: RunResult) -> RunResult:
+    """Write `result` into its folder; where that fails, return it with the reason, as a failure."""
+    try:
+        write_result(result)
+        (result.run_dir / "index.html").write_text(render_run(result), encoding="utf-8")
+    except OSError as error:
+        where = error.filename or result.run_dir
+        reason = f"cannot write the run's results to {str(where)!r}: {error.strerror or error}"
+        before = f"{result.error}\n" if result.error else ""
+        return replace(result, status=FAILED, error=before + reason)
+    return result
 
 
 def _with_server(result: RunResult, stopping: _Stopping) -> RunResult:
     """Start a server that stays and return `result` with its address, or with a note why there is none."""
-    model = result.artifacts.get(f"{TRAIN_STEP}/model")
-    if result.served is None or model is None:
+    # The folder that the step served from: a pipeline may train several models.
+    if result.served is None or result.packaged is None:
         note = "--keep-serving: there is nothing to serve, for the run served no model"
         return replace(result, notes=[*result.notes, note])
     from elastic_runtime.serving import start_server
 
-    server = start_server(
-        model,
-        name=result.served.get("name") or "model",
-        log_file=result.run_dir / "logs" / "server.log",
-        detached=True,
-    )
+    try:
+        server = start_server(
+            result.packaged,
+            name=result.served.get("name") or "model",
+            log_file=result.run_dir / "logs" / "server.log",
+            detached=True,
+        )
+    except ElasticError as error:
+        return replace(result, status=FAILED, error=f"--keep-serving: {error}")
     if stopping.requested:
         server.stop()
         return replace(result, status=FAILED, error="interrupted while the server started", interrupted=True)
@@ -179,7 +188,14 @@ class _Stopping:
 def _run_child(internal: Path, stopping: _Stopping) -> int:
     if stopping.requested:
         return 128 + signal.SIGTERM
-    command = [sys.executable, "-m", "kfp_elastic.pipelines.local_child", str(internal / "request.json")]
+    # -P: a user's own `kfp_elastic/` or `elastic_runtime/` in the current folder must not be taken for ours.
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "kfp_elastic.pipelines.local_child",
+        str(internal / "request.json"),
+    ]
     parent = os.getpid()
     guard = subprocess.Popen(
         guarded(command, grace=_GRACE_S),
@@ -207,10 +223,12 @@ def _read_records(path: Path) -> list[dict[str, Any]]:
     return steps
 
 
-def _new_run_dir(runs_dir: Path, entry: RegisteredPipeline) -> Path:
+def _new_run_dir(runs_dir: str | Path, entry: RegisteredPipeline) -> Path:
+    if not str(runs_dir):
+        raise InputError("--runs-dir is empty: give a folder, or leave it out for ./runs")
     run_id = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
     try:
-        run_dir = runs_dir.resolve() / entry.name / run_id
+        run_dir = Path(runs_dir).resolve() / entry.name / run_id
         run_dir.mkdir(parents=True)
         _point_latest(run_dir)
     except OSError as error:

@@ -137,14 +137,14 @@ class LocalRun:
         with self._lock:
             self._steps.append(record)
             self._save()
-        self._output.say(f"{name} | started")
+        self._output.say(f"{record['name']} | started")
         began = time.monotonic()
         self._state.exit_code = 0
         outputs: dict[str, Any] = {}
         ended: Any = None
         problem: str | None = "it was interrupted"
         log_path = self.run_dir / "logs" / f"{record['name'].replace('/', '.')}.log"
-        with self._output.step(name, log_path) as log, self._environment(name):
+        with self._output.step(record["name"], log_path) as log, self._environment(name):
             try:
                 outputs, ended = run_step(**kwargs)
                 problem = None if ended == status.Status.SUCCESS else log.error(self._state.exit_code)
@@ -165,7 +165,7 @@ class LocalRun:
                 record["error"] = problem
                 with self._lock:
                     self._save()
-        self._output.say(f"{name} | {record['status']} after {record['seconds']:.1f} s")
+        self._output.say(f"{record['name']} | {record['status']} after {record['seconds']:.1f} s")
         return ({} if problem else outputs), ended
 
     @contextmanager
@@ -273,6 +273,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         except RuntimeError as error:
             if not _is_failure(error):
                 raise
+            return EXIT_FAILED
+        except OSError as error:
+            # A full disk, mostly: the step's record has it, and a traceback through kfp would say no more.
+            output.say(f"error: {error}")
             return EXIT_FAILED
     return EXIT_OK
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import yaml
 from kfp.dsl.structures import InputSpec
 
 from elastic_runtime.errors import InputError, UnknownNameError
 from kfp_elastic.components.authoring import MAX_PARAMETER_BYTES, json_bytes, parameter_kind
 
-__all__ = ["checked_parameters", "split_assignments"]
+__all__ = ["check_nested_text", "checked_parameters", "split_assignments"]
 
 _KINDS = {
     "STRING": "text",
@@ -28,6 +29,8 @@ _KINDS = {
 }
 _WHOLE = re.compile(r"[+-]?[0-9]+")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_PLACEHOLDER = re.compile(r"\{\{\$\.inputs\.parameters\['pipelinechannel--([^']+)'\]\}\}")
+_UNSAFE = re.compile(r'["\\\x00-\x1f]')
 _BEYOND_FLOAT = 2**53
 
 
@@ -75,6 +78,40 @@ def checked_parameters(
             "put the longest into a file and pass its path or URL"
         )
     return values
+
+
+def check_nested_text(values: Mapping[str, Any], compiled: str, *, pipeline: str) -> None:
+    """Refuse a text that kfp could not carry: one with quotes, say, that the pipeline puts inside a list or dict.
+
+    kfp, here and on a cluster, writes such a text into a JSON document as it is. A quote breaks the document or adds
+    keys to it, and `C:\\new` gets a line break. `compiled` is the pipeline's YAML; its defaults are checked too.
+
+    Raises `InputError` that names the parameter.
+    """
+    spec = next(iter(yaml.safe_load_all(compiled)))
+    declared = spec["root"].get("inputDefinitions", {}).get("parameters", {})
+    nested = set(_PLACEHOLDER.findall(" ".join(_constants(spec))))
+    for name in sorted(nested & set(declared)):
+        value = values.get(name, declared[name].get("defaultValue"))
+        if isinstance(value, str) and (_UNSAFE.search(value) or "{{$" in value):
+            raise InputError(
+                f"parameter {name}={value!r:.80} of pipeline {pipeline} stands inside a list or dict, where kfp "
+                'carries no \'"\', backslash, line break or "{{$": leave them out, or pass it as a parameter of its own'
+            )
+
+
+def _constants(document: Any) -> Iterator[str]:
+    """Yield, as JSON, every constant list or dict that a step of the compiled pipeline `document` gets."""
+    if isinstance(document, list):
+        for item in document:
+            yield from _constants(item)
+    elif isinstance(document, dict):
+        for key, item in document.items():
+            constant = item.get("constant") if key == "runtimeValue" and isinstance(item, dict) else None
+            if isinstance(constant, list | dict):
+                yield json.dumps(constant)
+            else:
+                yield from _constants(item)
 
 
 def _value(name: str, value: Any, declared: Any) -> Any:

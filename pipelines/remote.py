@@ -5,29 +5,37 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import queue
+import threading
 import urllib.error
 import urllib.parse
 import urllib.request
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar
 
 from elastic_runtime.errors import ElasticError, InputError, MissingFileError
 from kfp_elastic.pipelines import lookup
 from kfp_elastic.pipelines.compiling import check_image, compiled_text, load_pipeline
-from kfp_elastic.pipelines.parameters import checked_parameters
+from kfp_elastic.pipelines.parameters import check_nested_text, checked_parameters
 
 __all__ = ["TOKEN_VARIABLE", "SubmittedRun", "submit"]
 
 TOKEN_VARIABLE = "KFP_ELASTIC_TOKEN"
 """Environment variable with the bearer token, if no file is given."""
 
+_T = TypeVar("_T")
 _HEALTH = "/apis/v2beta1/healthz"
 _TIMEOUT_S = 10.0
+_PROBE_S = 15.0
+"""Seconds for the whole answer, which may come in drops."""
+_SUBMIT_S = 90.0
+"""Seconds for handing over the run; kfp's client itself would wait for ever."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +73,8 @@ def submit(
     pipeline = load_pipeline(entry)
     values = checked_parameters(parameters or {}, pipeline.component_spec.inputs, pipeline=entry.name)
     text = compiled_text(pipeline, image=None if image is None else check_image(image))
-    _probe(host, token)
+    check_nested_text(values, text, pipeline=entry.name)
+    _bounded(lambda: _probe(host, token), _PROBE_S, host=host, doubt="is it the API server?")
     with TemporaryDirectory() as folder:
         package = Path(folder, f"{entry.name}.yaml")
         package.write_text(text, encoding="utf-8")
@@ -90,9 +99,14 @@ def _create_run(
         warnings.simplefilter("ignore", FutureWarning)
         try:
             # With a namespace the client does not ask the server for one, five times over.
-            api = client.Client(host=host, existing_token=token, namespace=namespace or "")
-            run = api.create_run_from_pipeline_package(
-                str(package), arguments=values, experiment_name=experiment, namespace=namespace
+            def create() -> Any:
+                api = client.Client(host=host, existing_token=token, namespace=namespace or "")
+                return api.create_run_from_pipeline_package(
+                    str(package), arguments=values, experiment_name=experiment, namespace=namespace
+                )
+
+            run = _bounded(
+                create, _SUBMIT_S, host=host, doubt="the run may be there: look before trying again"
             )
         except kfp_server_api.ApiException as error:
             raise ElasticError(f"--host {host} refused the run: {_refusal(error)}") from error
@@ -101,10 +115,31 @@ def _create_run(
     return SubmittedRun(pipeline=name, run_id=run.run_id, url=f"{host}/#/runs/details/{run.run_id}")
 
 
+def _bounded(call: Callable[[], _T], seconds: float, *, host: str, doubt: str) -> _T:
+    """Return what `call` returns, or raise `ElasticError` when that takes longer than `seconds`."""
+    done: queue.SimpleQueue[Future[_T]] = queue.SimpleQueue()
+
+    def run() -> None:
+        future: Future[_T] = Future()
+        try:
+            future.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - raised again by the caller
+            future.set_exception(error)
+        done.put(future)
+
+    # A daemon: what never answers must not keep this process either.
+    threading.Thread(target=run, name="kubeflow-api", daemon=True).start()
+    try:
+        return done.get(timeout=seconds).result()
+    except queue.Empty:
+        raise ElasticError(f"--host {host} did not answer within {seconds:g} s; {doubt}") from None
+
+
 def _checked_host(host: str) -> str:
     try:
         parts = urllib.parse.urlsplit(host)
         usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+        (parts.hostname or "").encode("idna")
     except ValueError:
         usable = False
     if not usable or any(c.isspace() for c in host):

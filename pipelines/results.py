@@ -11,7 +11,16 @@ from typing import Any
 
 from elastic_runtime.errors import EXIT_FAILED, EXIT_GATE, EXIT_INTERRUPTED, EXIT_OK
 
-__all__ = ["FAILED", "GATE_FAILED", "SUCCEEDED", "RunResult", "StepResult", "collect", "write_result"]
+__all__ = [
+    "FAILED",
+    "GATE_FAILED",
+    "SUCCEEDED",
+    "RunResult",
+    "StepResult",
+    "collect",
+    "rounded",
+    "write_result",
+]
 
 SUCCEEDED = "succeeded"
 GATE_FAILED = "gate_failed"
@@ -34,6 +43,11 @@ class StepResult:
     """Output parameters; a plain return value is called `Output`."""
     artifacts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By name: `type` (kfp's), `path` and `metadata`."""
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether it is a step of the evaluate component, also inside a loop (`for-loop-1-iteration-0/evaluate`)."""
+        return self.name.rpartition("/")[2].startswith("evaluate")
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> StepResult:
@@ -69,6 +83,8 @@ class RunResult:
     """`{cause, seconds, steps_lost}` of each recovery of the training job."""
     served: Mapping[str, Any] | None
     """`{url, matches_offline, latency_ms}` of the served model, its `name` and its `answer` to a request."""
+    packaged: Path | None
+    """Folder of the packaged model that was served."""
     artifacts: Mapping[str, Path]
     """Absolute path of every artifact by `step/name`."""
     notes: Sequence[str] = ()
@@ -123,6 +139,7 @@ def collect(
     steps = [StepResult.of(record) for record in records]
     status, error = _verdict(steps, exit_code, interrupted)
     recoveries = list(_recoveries(steps))
+    served, packaged = _served(steps)
     notes = []
     if wants_recovery and status != FAILED and not recoveries:
         notes.append("--kill-worker: no worker was killed, for training ended before the chosen step")
@@ -138,7 +155,8 @@ def collect(
         steps=steps,
         metrics=_metrics(steps),
         recoveries=recoveries,
-        served=_served(steps),
+        served=served,
+        packaged=packaged,
         artifacts={f"{step.name}/{name}": path for step, name, path in _present(steps)},
         notes=notes,
     )
@@ -164,6 +182,11 @@ def write_result(result: RunResult) -> None:
     (result.run_dir / "result.json").write_text(text, encoding="utf-8")
 
 
+def rounded(seconds: float | None, digits: int) -> float | None:
+    """Return `seconds` as people read it, None as None."""
+    return None if seconds is None else round(seconds, digits)
+
+
 def _verdict(steps: Sequence[StepResult], exit_code: int, interrupted: bool) -> tuple[str, str | None]:
     failed = [step for step in steps if step.status == "failed"]
     running = [step for step in steps if step.status == "interrupted"]
@@ -177,7 +200,7 @@ def _verdict(steps: Sequence[StepResult], exit_code: int, interrupted: bool) -> 
         how = f"signal {exit_code - 128}" if exit_code > 128 else f"exit code {exit_code}"
         return FAILED, f"the process that runs the pipeline ended{where} with {how}; its output is above"
     for step in steps:
-        if step.name.startswith("evaluate") and step.parameters.get("Output") == "failed":
+        if step.evaluates and step.parameters.get("Output") == "failed":
             return GATE_FAILED, f"the quality gate of step {step.name} said no: see its report"
     return SUCCEEDED, None
 
@@ -189,19 +212,20 @@ def _present(steps: Sequence[StepResult]) -> Iterator[tuple[StepResult, str, Pat
 
 
 def _metrics(steps: Sequence[StepResult]) -> dict[str, float]:
-    found: dict[str, list[tuple[str, float]]] = {}
+    found: dict[str, list[tuple[StepResult, float]]] = {}
     for step in steps:
         for artifact in step.artifacts.values():
             if artifact["type"] == "system.Metrics":
                 for key, value in artifact["metadata"].items():
                     if isinstance(value, int | float) and math.isfinite(value):
-                        found.setdefault(key, []).append((step.name, _plain(value)))
+                        found.setdefault(key, []).append((step, _plain(value)))
     flat = {}
     for key, values in found.items():
-        for step_name, value in values:
-            # The evaluation's names are the ones that people ask for: they stay short.
-            short = len(values) == 1 or step_name.startswith("evaluate")
-            flat[key if short else f"{step_name.replace('-', '_')}_{key}"] = value
+        # The evaluation's names are the ones that people ask for: they stay short if there is one evaluation.
+        judged = [step for step, _ in values if step.evaluates]
+        for step, value in values:
+            short = len(values) == 1 or [step] == judged
+            flat[key if short else f"{step.name.replace('-', '_')}_{key}"] = value
     return flat
 
 
@@ -217,14 +241,15 @@ def _recoveries(steps: Sequence[StepResult]) -> Iterator[dict[str, Any]]:
                 yield {key: recovery.get(key) for key in ("cause", "seconds", "steps_lost")}
 
 
-def _served(steps: Sequence[StepResult]) -> dict[str, Any] | None:
+def _served(steps: Sequence[StepResult]) -> tuple[dict[str, Any] | None, Path | None]:
+    """Return what the first serving step said, and the folder that it served from."""
     for _, name, path in _present(steps):
         if name == "serving":
             said = _read_json(path / "serving.json")
             if said:
                 kept = {key: said.get(key) for key in ("url", "matches_offline", "latency_ms")}
-                return {**kept, "name": said.get("name"), "answer": _answer(said)}
-    return None
+                return {**kept, "name": said.get("name"), "answer": _answer(said)}, path
+    return None, None
 
 
 def _answer(said: Mapping[str, Any]) -> Any:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from elastic_runtime.report import Page
-from kfp_elastic.pipelines.results import FAILED, GATE_FAILED, RunResult
+from kfp_elastic.pipelines.results import FAILED, GATE_FAILED, RunResult, rounded
 
 __all__ = ["render_run", "served_rows"]
 
@@ -102,7 +102,9 @@ def _steps(page: Page, result: RunResult) -> None:
         if log.is_file():
             links[label] = os.path.relpath(log, result.run_dir)
         said = step.parameters.get("Output")
-        rows.append((step.name, step.status, step.seconds, said, label if log.is_file() else None))
+        rows.append(
+            (step.name, step.status, rounded(step.seconds, 1), said, label if log.is_file() else None)
+        )
     page.table(["step", "status", "seconds", "returned", "printed"], rows, links=links)
     page.text("A step that is not listed did not run.")
 
@@ -111,7 +113,8 @@ def _recoveries(page: Page, result: RunResult) -> None:
     if result.recoveries:
         page.section("Recoveries")
         rows = [
-            [recovery[key] for key in ("cause", "seconds", "steps_lost")] for recovery in result.recoveries
+            (recovery["cause"], rounded(recovery["seconds"], 2), recovery["steps_lost"])
+            for recovery in result.recoveries
         ]
         page.table(["cause", "seconds", "steps lost"], rows)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 from elastic_runtime.report.page import format_value
-from kfp_elastic.pipelines.results import RunResult
+from kfp_elastic.pipelines.results import RunResult, rounded
 
 __all__ = ["show"]
 
@@ -35,7 +35,7 @@ def show(result: RunResult, stream: TextIO | None = None) -> None:
         console.print()
 
     console.print()
-    steps = [(step.name, step.status, step.seconds) for step in result.steps]
+    steps = [(step.name, step.status, rounded(step.seconds, 1)) for step in result.steps]
     if steps:
         table(["step", "status", "seconds"], steps)
     metrics = _with_intervals(result.metrics)
@@ -43,15 +43,16 @@ def show(result: RunResult, stream: TextIO | None = None) -> None:
         table(["metric", "value", "95 % interval"], metrics)
     if result.recoveries:
         rows = [
-            [recovery[key] for key in ("cause", "seconds", "steps_lost")] for recovery in result.recoveries
+            (recovery["cause"], rounded(recovery["seconds"], 2), recovery["steps_lost"])
+            for recovery in result.recoveries
         ]
         table(["recovered from", "seconds", "steps lost"], rows)
     if result.served:
         _served(console, result.served)
     for note in result.notes:
-        console.print(Text(f"note: {note}"))
+        console.print(Text(f"note: {note}"), soft_wrap=True)
     if result.error:
-        console.print(Text(result.error, style="bold red"))
+        console.print(Text(result.error, style="bold red"), soft_wrap=True)
     state = "interrupted" if result.interrupted else result.status.replace("_", " ")
     console.print(Text(f"{result.pipeline} {state} in {result.seconds:.1f} s"))
     console.print(Text(f"run: {result.run_dir}"), soft_wrap=True)

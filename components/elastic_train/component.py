@@ -1,5 +1,6 @@
 """The elastic training step."""
 
+from pathlib import Path
 from typing import Any
 
 from kfp.dsl import HTML, Artifact, Dataset, Input, Metrics, Model, Output
@@ -9,7 +10,19 @@ from kfp_elastic.components.authoring import component
 __all__ = ["elastic_train"]
 
 
-@component
+def _with_checksum(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Add the checksum of a program that is on the author's machine, unless one is given."""
+    from elastic_runtime.jobs.spec import Program
+
+    script, module = arguments.get("script") or None, arguments.get("module") or None
+    if arguments.get("script_sha256") or bool(script) == bool(module):
+        return arguments
+    if not isinstance(script or module, str) or (script and not Path(script).is_file()):
+        return arguments
+    return {**arguments, "script_sha256": Program(script=script, module=module).sha256()}
+
+
+@component(completed=_with_checksum)
 def elastic_train(
     dataset: Input[Dataset],
     model: Output[Model],
@@ -42,7 +55,7 @@ def elastic_train(
         job_record: JSON record of the job: state, steps, restarts, recoveries, events.
         script: Python file to run, in the step's image. Give this or module.
         module: Module to run, as python -m. Give this or script.
-        script_sha256: Checksum of the program; a part of the cache key, and checked before the job starts.
+        script_sha256: Checksum of the program, for the cache key and a check at the start. Empty: taken when compiled.
         arguments: Command line of the program. {dataset}, {model} and {checkpoints} become paths.
         hyperparameters: Appended as --name=value; lists and objects as JSON, true as --name, null and false left out.
         nodes: Nodes as MIN:MAX, one number, or a list of allowed sizes such as 1,2,4.

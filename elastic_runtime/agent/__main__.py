@@ -2,7 +2,8 @@
 
 It starts its workers as the supervisor says and reports how each ends, within milliseconds, by pidfd. When the
 supervisor is gone, or on SIGTERM, it stops its workers and ends; when the agent itself is killed, the kernel kills
-its workers. SIGUSR1 and SIGUSR2 are passed on to the workers.
+its workers. SIGUSR1 and SIGUSR2 are passed on to the workers. It is a subreaper: what workers leave behind in sessions
+of their own is killed when the last of them has ended.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from elastic_runtime.processes import tree
 
 __all__ = ["Agent"]
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD)
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,8 @@ class Agent:
             for message in self._channel.receive():
                 if message["kind"] == "start":
                     self._start(message)
+                elif message["kind"] == "ping":
+                    self._say("pong")
                 elif message["kind"] == "stop":
                     self._stop(message["grace"])
                 else:
@@ -129,7 +132,8 @@ class Agent:
         self._signal_all(signal.SIGTERM)
         # A stopped worker (SIGSTOP) acts on no signal but these two.
         self._signal_all(signal.SIGCONT)
-        self._kill_at = time.monotonic() + grace
+        kill_at = time.monotonic() + grace
+        self._kill_at = kill_at if self._kill_at is None else min(self._kill_at, kill_at)
 
     def _leave(self, grace: float) -> None:
         self._leaving = True
@@ -140,11 +144,14 @@ class Agent:
     def _on_exit(self, worker: _Worker) -> None:
         self._selector.unregister(worker.pidfd)
         os.close(worker.pidfd)
-        _, status = os.waitpid(worker.pid, 0)
-        del self._workers[worker.pid]
-        # What the worker started (loaders, shells) shares its process group and goes with it.
+        # What the worker started (loaders, shells) shares its process group and goes with it. As long as the worker
+        # is not collected, nobody else can have the group's number.
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(worker.pid, signal.SIGKILL)
+        _, status = os.waitpid(worker.pid, 0)
+        del self._workers[worker.pid]
+        if not self._workers:
+            tree.kill_descendants(2.0)
         code = os.waitstatus_to_exitcode(status)
         self._say("exited", round=self._round, rank=worker.rank, code=code)
         if self._stopping and not self._workers:
@@ -155,7 +162,10 @@ class Agent:
         for number in received:
             if number in (signal.SIGUSR1, signal.SIGUSR2):
                 self._signal_all(signal.Signals(number))
-            else:
+            elif number == signal.SIGCHLD:
+                tree.reap_others(self._workers)
+            elif not self._leaving:
+                self._say("leaving", signal=signal.Signals(number).name)
                 self._leave(self._grace)
 
     def _signal_all(self, number: signal.Signals) -> None:
@@ -176,6 +186,7 @@ def main() -> int:
     parser.add_argument("--grace", type=float, required=True)
     arguments = parser.parse_args()
     tree.die_with_parent(os.getppid(), signal.SIGTERM)
+    tree.become_subreaper()
     return Agent(Channel(socket.socket(fileno=arguments.channel)), grace=arguments.grace).run()
 
 

@@ -4,11 +4,14 @@ Supervisor to agent
     start   round, workers: [{rank, local_rank, command, environment, log}]
     stop    grace (seconds between SIGTERM and SIGKILL); an agent without workers answers too
     leave   stop everything and end
+    ping    answer with pong
 Agent to supervisor
     ready
     started round, pids: {rank: pid}
     exited  round, rank, code (minus the signal's number if one ended it), error (if it could not be started)
     stopped none of the workers is left
+    leaving a signal ends the agent: its workers are being stopped
+    pong    the agent is there
 """
 
 from __future__ import annotations

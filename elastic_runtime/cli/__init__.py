@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn, Protocol
@@ -35,7 +36,8 @@ class _Parser(argparse.ArgumentParser):
 
 def print_json(document: dict[str, Any]) -> None:
     """Print the one JSON document of a command with `--json`."""
-    sys.stdout.write(json.dumps({"schema": 1, **document}, ensure_ascii=False) + "\n")
+    plain = (sys.stdout.encoding or "ascii").lower().replace("-", "") != "utf8"
+    sys.stdout.write(json.dumps({"schema": 1, **document}, ensure_ascii=plain) + "\n")
     sys.stdout.flush()
 
 
@@ -56,6 +58,9 @@ def main(commands: Sequence[Command], argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
     except KeyboardInterrupt:
+        # Another one, while the interpreter ends, must not change the exit code.
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
         sys.stderr.write("interrupted\n")
         return EXIT_INTERRUPTED
     except BrokenPipeError:

@@ -54,25 +54,26 @@ class RunCommand:
     def run(self, arguments: argparse.Namespace) -> int:
         """Run the job and return its exit code."""
         from elastic_runtime.cli import print_json
-        from elastic_runtime.launching.launcher import launch
+        from elastic_runtime.launching.launcher import launch, write_line
 
         spec, scheduler_args = self._spec(arguments)
         sys.stderr.write(f"job {spec.name}\n")
-        write = sys.stderr.write if arguments.json else sys.stdout.write
-
-        def flushed(line: str) -> None:
-            write(line)
-            (sys.stderr if arguments.json else sys.stdout).flush()
-
-        result = launch(spec, scheduler=arguments.scheduler, scheduler_args=scheduler_args, write=flushed)
+        stream = sys.stderr if arguments.json else sys.stdout
+        result = launch(
+            spec,
+            scheduler=arguments.scheduler,
+            scheduler_args=scheduler_args,
+            write=lambda line: write_line(stream, line),
+        )
         if arguments.json:
             record = dict(
                 result.record or {"name": result.name, "state": result.state, "reason": result.reason}
             )
             record.pop("schema", None)
             print_json({**record, "handle": result.handle, "folder": str(result.folder.path)})
-        elif result.record is not None:
-            sys.stderr.write(f"job {result.name} {result.state}: {result.folder.path}\n")
+        else:
+            why = "" if result.record is not None else f": {result.reason}"
+            sys.stderr.write(f"job {result.name} {result.state}{why}: {result.folder.path}\n")
         return result.exit_code
 
     def _spec(self, arguments: argparse.Namespace) -> tuple[Any, dict[str, str]]:

@@ -22,11 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from elastic_runtime.errors import IntegrityError, NameInUseError
+from elastic_runtime.errors import InputError, IntegrityError, NameInUseError
 
 __all__ = ["JobFolder", "default_folder", "tail", "write_json"]
 
 SCHEMA = 1
+_FILES = ("events.jsonl", "metrics.jsonl", "record.json")
 
 
 def default_folder(name: str) -> Path:
@@ -80,19 +81,63 @@ class JobFolder:
         return self.logs / f"rank-{rank}.log"
 
     def create(self) -> None:
-        """Make the folder and what belongs in it."""
-        self.logs.mkdir(parents=True, exist_ok=True)
+        """Make the folder and what belongs in it. Raises `InputError` if this is not possible."""
+        try:
+            self.logs.mkdir(parents=True, exist_ok=True)
+            (self.path / ".writable").touch()
+            (self.path / ".writable").unlink(missing_ok=True)
+        except OSError as error:
+            raise InputError(
+                f"state folder {str(self.path)!r}: {error.strerror} ({error.filename}): "
+                "choose a folder that can be written (--state-dir, or XDG_STATE_HOME for all jobs)"
+            ) from error
+
+    def check_usable(self) -> None:
+        """Raise `InputError` if the folder holds what a job would replace and that no job of ours has written."""
+        try:
+            ours = self._earlier() is not None
+            self.record()
+            replaced = (*(self.path / name for name in _FILES), *self.logs.glob("*.log"))
+            foreign = [path for path in replaced if path.exists()]
+            lock = self.path / "lock"
+            if lock.exists() and not lock.is_file():
+                raise IntegrityError(f"{lock}: is not a file")
+        except (IntegrityError, OSError) as error:
+            raise InputError(
+                f"state folder {str(self.path)!r}: {error}: remove the folder or choose another (--state-dir)"
+            ) from error
+        if foreign and not ours:
+            raise InputError(
+                f"state folder {str(self.path)!r}: {foreign[0].relative_to(self.path)} there is not of a job of ours "
+                "(no job.json): choose an empty folder (--state-dir)"
+            )
+
+    def supervisor_of(self, app_id: str) -> int | None:
+        """Return the pid of the supervisor that runs the job `app_id` here now, or None."""
+        try:
+            earlier = self._earlier()
+            if earlier is None or not app_id or earlier.get("app_id") != app_id or not self.is_live():
+                return None
+        except (IntegrityError, OSError):
+            return None
+        pid = earlier.get("pid")
+        return pid if isinstance(pid, int) else None
 
     def lock(self, name: str) -> int:
         """Take the job's lock and return its descriptor; it is held until that is closed.
 
         Raises `NameInUseError` if a live job has it.
         """
-        descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise InputError(
+                f"{error.filename}: {error.strerror}: choose another folder (--state-dir)"
+            ) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            owner = os.pread(descriptor, 32, 0).decode().strip()
+            owner = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
             os.close(descriptor)
             raise NameInUseError(
                 f"job {name!r} is running (pid {owner or 'unknown'}, {self.path}): stop it or choose another name"
@@ -126,7 +171,7 @@ class JobFolder:
             earlier.get(key) == document.get(key) for key in ("program", "arguments")
         )
         finished = record is not None and record["state"] == "succeeded"
-        for name in ("events.jsonl", "metrics.jsonl", "record.json", "job.json"):
+        for name in _FILES:
             (self.path / name).unlink(missing_ok=True)
         for stale in [*self.path.glob("fault-*"), *self.logs.glob("*.log")]:
             stale.unlink(missing_ok=True)
@@ -145,10 +190,9 @@ class JobFolder:
 
     def _earlier(self) -> dict[str, Any] | None:
         try:
-            document: dict[str, Any] = json.loads((self.path / "job.json").read_text(encoding="utf-8"))
-        except (FileNotFoundError, ValueError):
+            return _document(self.path / "job.json")
+        except FileNotFoundError:
             return None
-        return document
 
     def event(self, kind: str, **details: Any) -> dict[str, Any]:
         """Append an event and return it."""
@@ -168,16 +212,21 @@ class JobFolder:
     def record(self) -> dict[str, Any] | None:
         """Return how the job ended, or None while it has not. Raises `IntegrityError` for an unknown version."""
         try:
-            document: dict[str, Any] = json.loads(self.record_file.read_text(encoding="utf-8"))
+            return _document(self.record_file)
         except FileNotFoundError:
             return None
-        except ValueError as error:
-            raise IntegrityError(f"{self.record_file}: {error}") from error
-        if document.get("schema") != SCHEMA:
-            raise IntegrityError(
-                f"{self.record_file}: schema {document.get('schema')!r} is not the {SCHEMA} known here"
-            )
-        return document
+
+
+def _document(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise IntegrityError(f"{path}: {error}") from error
+    if not isinstance(document, dict):
+        raise IntegrityError(f"{path}: is no JSON object")
+    if document.get("schema") != SCHEMA:
+        raise IntegrityError(f"{path}: schema {document.get('schema')!r} is not the {SCHEMA} known here")
+    return document
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -185,4 +234,6 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
         for line in file:
             # The last line may still be in the writing.
             with contextlib.suppress(ValueError):
-                yield json.loads(line)
+                document = json.loads(line)
+                if isinstance(document, dict):
+                    yield document

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 __all__ = ["render"]
 
 _BADGES = {"succeeded": ("good", "succeeded"), "failed": ("bad", "failed"), "stopped": ("warn", "stopped")}
-_SHOWN = ("round", "worker_failed", "node_lost", "recovered", "pause", "store_lost", "ended")
+_SHOWN = frozenset(
+    "round worker_failed node_lost node_leaving node_hung recovered pause store_lost ended".split()  # noqa: SIM905
+)
 _MOST_POINTS = 2000
 
 
@@ -39,10 +41,12 @@ def render(folder: JobFolder, record: Mapping[str, Any]) -> str:
         page.figure(_charts(metrics, record), "Dashed red: a failure. Dotted green: training again.")
     if recoveries:
         page.section("Failures and recoveries")
+        # A program that reports no steps may well have gone on.
+        unfinished = "no step reported since" if record["state"] == "succeeded" else "not recovered"
         rows = [
             [
                 recovery["cause"],
-                f"{recovery['seconds']:.2f} s" if recovery["seconds"] is not None else "not recovered",
+                f"{recovery['seconds']:.2f} s" if recovery["seconds"] is not None else unfinished,
                 recovery["steps_lost"] if recovery["steps_lost"] is not None else "–",
             ]
             for recovery in recoveries

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,34 @@ from elastic_runtime.jobs.nodes import NodeRange
 
 __all__ = ["JobSpec", "Program", "environment_of", "program_of"]
 
+_LONGEST_WORD = (1 << 17) - 1
+"""Bytes of one argument or environment variable that Linux passes to a process (MAX_ARG_STRLEN)."""
+_MOST_WORDS = 1 << 20
+"""Bytes of all arguments and variables together; Linux takes about two megabytes, the environment here included."""
+_RESERVED = frozenset(
+    [
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_RANK",
+        "GROUP_WORLD_SIZE",
+        "ROLE_RANK",
+        "ROLE_WORLD_SIZE",
+        "ROLE_NAME",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "TORCHELASTIC_RESTART_COUNT",
+        "TORCHELASTIC_MAX_RESTARTS",
+        "TORCHELASTIC_RUN_ID",
+        "TORCHELASTIC_USE_AGENT_STORE",
+        "ELASTIC_JOB_DIR",
+        "ELASTIC_OUTPUT_DIR",
+        "ELASTIC_CHECKPOINT_DIR",
+        "KFP_ELASTIC_PYTHON",
+        "KFP_ELASTIC_PARENT",
+    ]
+)
 _ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -142,3 +171,22 @@ class JobSpec:
         for place, argument in enumerate(self.arguments):
             if "\0" in argument:
                 raise InputError(f"argument {place + 1} of the program holds a NUL character")
+        words = {f"argument {place + 1} of the program": text for place, text in enumerate(self.arguments)}
+        words |= {f"environment variable {key}": f"{key}={text}" for key, text in self.environment.items()}
+        total = 0
+        for what, text in words.items():
+            try:
+                size = len(os.fsencode(text)) + 1
+            except UnicodeEncodeError as error:
+                raise InputError(f"{what}: {error.reason}: {text[error.start : error.end]!r}") from error
+            total += size
+            if size > _LONGEST_WORD or total > _MOST_WORDS:
+                raise InputError(
+                    f"{what}: {size:,} bytes ({total:,} with those before it) are more than a command line takes "
+                    f"({_LONGEST_WORD:,}, and {_MOST_WORDS:,} together): put it in a file and pass the file's name"
+                )
+        for key in self.environment:
+            if key in _RESERVED:
+                raise InputError(
+                    f"environment variable {key}: the launcher sets it for each worker; leave it out"
+                )

@@ -64,6 +64,7 @@ def build_appdef(
         details.setdefault(ORIGINAL_NAME, wanted)
     options = [
         f"--name={spec.name or specs.macros.app_id}",
+        f"--app-id={specs.macros.app_id}",
         f"--nodes={spec.nodes}",
         f"--nproc-per-node={spec.nodes.workers}",
         f"--max-restarts={spec.max_restarts}",

@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
+import configparser
+import os
+import shutil
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO
 
 from elastic_runtime.errors import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_OK,
     InputError,
+    IntegrityError,
+    JobFailed,
     NameInUseError,
     UnknownNameError,
 )
 from elastic_runtime.jobs.folder import JobFolder, default_folder
 from elastic_runtime.jobs.spec import JobSpec
 
-__all__ = ["JobResult", "launch"]
+__all__ = ["JobResult", "launch", "write_line"]
 
 LOCAL_SCHEDULER = "local_cwd"
+_STOP_MARGIN = 5.0
+"""Seconds beyond the workers' grace in which a job on this machine must have stopped before torchx ends it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,40 +73,94 @@ def launch(
     anything starts; `KeyboardInterrupt` after an interrupt.
     """
     from torchx.runner import get_runner
+    from torchx.schedulers.local_scheduler import SignalException
 
     from elastic_runtime.launching.appdef import ROLE, build_appdef, check_appdef
 
     assert spec.name is not None, "a launched job has a name"
     folder = JobFolder(Path(spec.state_dir) if spec.state_dir else default_folder(spec.name))
     local = scheduler.startswith("local")
-    if local and folder.is_live():
-        raise NameInUseError(f"job {spec.name!r} is running ({folder.path}): stop it or choose another name")
+    if local:
+        folder.check_usable()
+        if folder.is_live():
+            raise NameInUseError(
+                f"job {spec.name!r} is running ({folder.path}): stop it or choose another name"
+            )
     app = check_appdef(build_appdef(spec, image=image))
-    output = write or sys.stdout.write
-    with _stop_signals() as install, get_runner() as runner:
-        config = _scheduler_config(runner, scheduler, scheduler_args or {})
-        # torchx's local scheduler brings handlers of its own, which raise an error that is no interrupt.
-        install()
-        if local:
-            folder.create()
-            config.setdefault("log_dir", str(folder.path / "torchx"))
-        handle = runner.run(app, scheduler, config)
-        try:
-            lines = runner.log_lines(handle, ROLE, 0, should_tail=True)
-            for line in _whole_lines(lines) if local else lines:
-                output(line if line.endswith("\n") else f"{line}\n")
-            status = runner.wait(handle, wait_interval=0.05)
-        except BaseException:
-            runner.cancel(handle)
-            raise
-    return _result(spec.name, handle, folder, status)
+    output = write or (lambda line: write_line(sys.stdout, line))
+    handle, status, trouble = "", None, ""
+    try:
+        with _stop_signals() as install, get_runner() as runner:
+            config = _scheduler_config(runner, scheduler, scheduler_args or {})
+            # torchx's local scheduler brings handlers of its own, which raise an error that is no interrupt.
+            install()
+            if local:
+                folder.create()
+                config.setdefault("log_dir", str(folder.path / "torchx"))
+            handle = runner.run(app, scheduler, config)
+            try:
+                lines = runner.log_lines(handle, ROLE, 0, should_tail=True)
+                for line in _whole_lines(lines) if local else lines:
+                    output(line if line.endswith("\n") else f"{line}\n")
+                status = runner.wait(handle, wait_interval=0.05)
+            except BaseException:
+                try:
+                    if local:
+                        _stop_politely(runner, handle, folder, spec.grace + _STOP_MARGIN)
+                finally:
+                    runner.cancel(handle)
+                raise
+    except SignalException:
+        # Raised by torchx's own handler, in the moment before ours are back.
+        raise KeyboardInterrupt from None
+    except BrokenPipeError:
+        raise  # Whoever read our output went away, and with that stopped the job.
+    except (OSError, configparser.Error) as error:
+        if isinstance(error, configparser.Error):
+            raise InputError(_config_trouble(error)) from error
+        if not handle:
+            raise JobFailed(f"job {spec.name!r} could not be started: {error}") from error
+        trouble = str(error)  # Such as a full disk, on which torchx cannot write its own files either.
+    return _result(spec.name, handle, folder, status, trouble)
+
+
+def write_line(stream: TextIO, line: str) -> None:
+    """Write `line` and flush; what the stream's encoding lacks is written as an escape."""
+    try:
+        stream.write(line)
+    except UnicodeEncodeError:
+        encoding = stream.encoding or "ascii"
+        stream.write(line.encode(encoding, "backslashreplace").decode(encoding))
+    stream.flush()
+
+
+def _stop_politely(runner: Any, handle: str, folder: JobFolder, patience: float) -> None:
+    """Ask the supervisor to stop the job and wait at most `patience` seconds for that.
+
+    torchx's own cancel waits 10 seconds, whatever the workers' grace. Another interrupt ends the wait.
+    """
+    pid = folder.supervisor_of(_app_id(handle))
+    if pid is None:
+        return
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + patience
+    while time.monotonic() < deadline:
+        status = runner.status(handle)
+        if status is None or status.is_terminal():
+            return
+        time.sleep(0.02)
+
+
+def _app_id(handle: str) -> str:
+    return handle.rpartition("/")[2]
 
 
 def _whole_lines(pieces: Iterable[str]) -> Iterator[str]:
     """Join what torchx's local scheduler cuts: it reads fixed blocks, and a line across two comes as two pieces."""
     rest = ""
     for piece in pieces:
-        rest += piece
+        rest += piece.replace("\0", "")  # What the supervisor gave back to the disk reads as zeros.
         if rest.endswith("\n"):
             yield rest
             rest = ""
@@ -106,16 +168,25 @@ def _whole_lines(pieces: Iterable[str]) -> Iterator[str]:
         yield rest
 
 
-def _result(name: str, handle: str, folder: JobFolder, status: Any) -> JobResult:
-    record = folder.record()
+def _result(name: str, handle: str, folder: JobFolder, status: Any, trouble: str = "") -> JobResult:
+    record, told = None, ""
+    try:
+        record = folder.record()
+    except IntegrityError as error:
+        told = f"; {error}"
+    if record is not None and record.get("app_id") != _app_id(handle):
+        record = None  # An earlier job's, or another's that runs in this folder.
     state_name = getattr(getattr(status, "state", None), "name", "UNKNOWN")
     by_scheduler = {"SUCCEEDED": ("succeeded", EXIT_OK), "CANCELLED": ("stopped", EXIT_INTERRUPTED)}
     state, code = by_scheduler.get(state_name, ("failed", EXIT_FAILED))
-    reason = f"the scheduler says {state_name}"
+    reason = f"the launcher failed: {trouble}" if trouble else f"the scheduler says {state_name}"
     if record is not None:
         state, code, reason = record["state"], record["exit_code"], record["reason"]
     elif state == "failed":
-        reason += "; the job left no record: see its log above"
+        reason += told or "; the job left no record: see its log above"
+        with suppress(OSError):
+            if shutil.disk_usage(folder.path).free < 1 << 16:
+                reason += f"; the disk of {folder.path} is full: make room there or choose another folder"
     return JobResult(
         name=name, handle=handle, exit_code=code, state=state, reason=reason, folder=folder, record=record
     )
@@ -132,12 +203,36 @@ def _scheduler_config(runner: Any, scheduler: str, given: Mapping[str, Any]) -> 
     for name in given:
         if name not in options:
             raise UnknownNameError.of(f"option of scheduler {scheduler}", name, options)
-    merged = dict(given)
+    merged = {}
+    known_options = runner.scheduler_run_opts(scheduler)
+    for name, value in given.items():
+        try:
+            merged[name] = known_options.get(name).cast_to_type(value) if isinstance(value, str) else value
+        except (ValueError, SyntaxError) as error:
+            raise InputError(f"option {name}={value!r} of scheduler {scheduler}: {error}") from error
     try:
+        for path in config.find_configs(None):
+            _check_config(path, scheduler, options)
         config.apply(scheduler, merged)
-    except (OSError, ValueError) as error:
-        raise InputError(f".torchxconfig: {error}") from error
+    except UnknownNameError:
+        raise
+    except (OSError, ValueError, configparser.Error) as error:
+        raise InputError(_config_trouble(error)) from error
     return merged
+
+
+def _check_config(path: str, scheduler: str, options: set[str]) -> None:
+    """Raise `UnknownNameError` for an option of our scheduler that torchx would only warn of."""
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]  # as torchx reads it
+    parser.read(path, encoding="utf-8")
+    for name in parser[scheduler] if parser.has_section(scheduler) else ():
+        if name not in options:
+            raise UnknownNameError.of(f"option of scheduler {scheduler} in .torchxconfig", name, options)
+
+
+def _config_trouble(error: Exception) -> str:
+    return f".torchxconfig: {' '.join(str(error).split())}: correct or remove that file"
 
 
 @contextmanager

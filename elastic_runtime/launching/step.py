@@ -16,7 +16,7 @@ from elastic_runtime.jobs import report
 from elastic_runtime.jobs.folder import JobFolder, write_json
 from elastic_runtime.jobs.nodes import parse_nodes, parse_workers
 from elastic_runtime.jobs.spec import JobSpec, environment_of, program_of
-from elastic_runtime.launching.launcher import LOCAL_SCHEDULER, JobResult, launch
+from elastic_runtime.launching.launcher import LOCAL_SCHEDULER, JobResult, launch, write_line
 from elastic_runtime.models import ModelConfig, read_config
 
 __all__ = ["TrainOutputs", "TrainRequest", "train"]
@@ -157,8 +157,7 @@ def _job_name(label: str, model: Path) -> str:
 def _print(line: str) -> None:
     import sys
 
-    sys.stdout.write(line)
-    sys.stdout.flush()
+    write_line(sys.stdout, line)
 
 
 def _describe(result: JobResult, outputs: TrainOutputs) -> Mapping[str, Any]:

@@ -6,11 +6,20 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["become_subreaper", "children", "descendants", "die_with_parent", "exit_code", "kill_descendants"]
+__all__ = [
+    "become_subreaper",
+    "children",
+    "descendants",
+    "die_with_parent",
+    "exit_code",
+    "kill_descendants",
+    "reap",
+    "reap_others",
+]
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -60,31 +69,34 @@ def children(pid: int) -> list[int]:
     return _tree().get(pid, [])
 
 
-def descendants(pid: int) -> list[int]:
-    """Return the pids of every living process below `pid`, parents before their children."""
+def descendants(pid: int, *, keep: Collection[int] = ()) -> list[int]:
+    """Return the pids of every living process below `pid`, parents before their children; not `keep` and below."""
     tree = _tree()
     found: list[int] = []
     queue = list(tree.get(pid, []))
     while queue:
         current = queue.pop(0)
+        if current in keep:
+            continue
         found.append(current)
         queue.extend(tree.get(current, []))
     return found
 
 
-def kill_descendants(patience: float = 5.0) -> list[int]:
+def kill_descendants(patience: float = 5.0, *, keep: Collection[int] = ()) -> list[int]:
     """Kill and reap every process below this one; return the pids that would not die in `patience` seconds.
 
+    The children in `keep`, and what is below them, are left alone, and not collected either.
     Call `become_subreaper` first: then what a dying child leaves behind becomes our child and is found too.
     Looks again until nothing is left, because a process may fork while it is being killed.
     """
     deadline = time.monotonic() + patience
     while True:
-        alive = descendants(os.getpid())
+        alive = descendants(os.getpid(), keep=keep)
         for pid in alive:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        reap()
+        reap_others(keep)
         if not alive:
             return []
         if time.monotonic() > deadline:
@@ -103,6 +115,18 @@ def reap() -> dict[int, int]:
         if pid == 0:
             return ended
         ended[pid] = status
+
+
+def reap_others(keep: Collection[int]) -> None:
+    """Collect every child that has ended, but for those in `keep`, whose status somebody else wants."""
+    while True:
+        try:
+            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if found is None or found.si_pid in keep:
+            return  # One in `keep` hides those behind it until it is collected.
+        os.waitpid(found.si_pid, 0)
 
 
 def exit_code(status: int) -> int:

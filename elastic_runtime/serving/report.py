@@ -54,9 +54,10 @@ def render_report(report: ServeReport, config: ModelConfig, package: PackagedMod
 
     page.section("A real request and its answer")
     page.code(
-        _shown(report.example_request), f"POST /v2/models/{report.name}/infer, one row of the test split"
+        _shown(report.example_request),
+        f"POST /v2/models/{report.name}/infer, one row of the test split, numbers rounded and long lists shortened",
     )
-    page.code(_shown(report.example_response), "answer, shortened")
+    page.code(_shown(report.example_response), "answer, likewise")
 
     page.section("How to call it")
     page.text(
@@ -86,14 +87,22 @@ def _curl(report: ServeReport, url: str) -> str:
 
 
 def _shown(document: dict[str, Any]) -> str:
-    """Return the document with lists on one line, long ones cut and numbers rounded, to show its form."""
+    """Return the document as JSON with lists on one line, long ones cut and numbers rounded, to show its form.
+
+    What was cut off is said beside the list, under a name that no document has, and not in it: there it would look
+    like a value.
+    """
 
     def cut(value: Any) -> Any:
         if isinstance(value, dict):
-            return {key: cut(part) for key, part in value.items()}
+            shown = {}
+            for key, part in value.items():
+                shown[key] = cut(part)
+                if isinstance(part, list) and len(part) > _SHOWN_VALUES:
+                    shown[f"… {key}"] = f"{len(part) - _SHOWN_VALUES:,} more"
+            return shown
         if isinstance(value, list):
-            more = [f"… {len(value)} values"] if len(value) > _SHOWN_VALUES else []
-            return [cut(part) for part in value[:_SHOWN_VALUES]] + more
+            return [cut(part) for part in value[:_SHOWN_VALUES]]
         return round(value, 4) if isinstance(value, float) else value
 
     text = json.dumps(cut(document), indent=2, ensure_ascii=False)

@@ -22,6 +22,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the job that the command line describes; return its exit code."""
     parser = argparse.ArgumentParser(prog="supervisor", description="Run an elastic job on this machine.")
     parser.add_argument("--name", required=True)
+    parser.add_argument(
+        "--app-id", default="", help="torchx's id of this run, kept in job.json and record.json"
+    )
     parser.add_argument("--nodes", required=True)
     parser.add_argument("--nproc-per-node", default="1")
     parser.add_argument("--max-restarts", type=int, default=10)
@@ -45,6 +48,8 @@ def _run(given: argparse.Namespace) -> int:
         raise InputError(
             f"--name {given.name!r}: lower-case letters, digits and '-', at most 63, a letter first"
         )
+    if given.log_limit_mb < 1:
+        raise InputError(f"--log-limit-mb {given.log_limit_mb}: takes a number of megabytes from 1")
     arguments = given.arguments[1:] if given.arguments[:1] == ["--"] else given.arguments
     folder = JobFolder(Path(given.state_dir).absolute() if given.state_dir else default_folder(given.name))
     spec = JobSpec(
@@ -57,10 +62,12 @@ def _run(given: argparse.Namespace) -> int:
         state_dir=str(folder.path),
         output_dir=str(Path(given.output_dir).absolute()) if given.output_dir else None,
     )
+    folder.check_usable()
     folder.create()
     lock = folder.lock(given.name)
     try:
-        return LocalJob(spec, folder, name=given.name, log_limit=given.log_limit_mb << 20).run()
+        job = LocalJob(spec, folder, name=given.name, app_id=given.app_id, log_limit=given.log_limit_mb << 20)
+        return job.run()
     finally:
         os.close(lock)
 

@@ -10,12 +10,15 @@ import socket
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 from elastic_runtime.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 from elastic_runtime.jobs.folder import JobFolder, tail, write_json
 from elastic_runtime.jobs.spec import JobSpec
+from elastic_runtime.processes import tree
 from elastic_runtime.supervisor import rounds
+from elastic_runtime.supervisor.environment import Place, worker_environment
 from elastic_runtime.supervisor.logs import LogStream
 from elastic_runtime.supervisor.node import NodeHandle
 from elastic_runtime.supervisor.progress import Progress
@@ -24,16 +27,31 @@ from elastic_runtime.supervisor.store import StoreHost
 __all__ = ["LocalJob"]
 
 _POLL = 0.05
+_HEARTBEAT = 1.0
+_STOP_PATIENCE = 15.0
+"""Seconds beyond the grace in which a node must have stopped its workers; then its agent is killed."""
+_LEAVE_PATIENCE = 3.0
+"""The same at the end of the job; the guard's patience, 8 seconds, is longer than this and the usual grace."""
+_SAME_SIGNAL = 1.0
+"""Seconds in which a second signal is the first one again: torchx signals the group, and the guard passes it on."""
 _EXIT_CODES = {"succeeded": EXIT_OK, "failed": EXIT_FAILED, "stopped": EXIT_INTERRUPTED}
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]:\s?", re.MULTILINE)
 _LAST_LINE = re.compile(r"[A-Za-z_][\w.]*(: .*)?$")
+_WAYS_OUT = (1, 2)
+"""Exit codes of `sys.exit("text")` and argparse: they explain themselves in the last line instead of a traceback."""
 
 
 class LocalJob:
     """One job: its agents, its store, its logs, and how it ends."""
 
-    def __init__(self, spec: JobSpec, folder: JobFolder, *, name: str, log_limit: int = 1 << 30) -> None:
-        """Prepare the job `name` in `folder`, which the caller has created and locked."""
+    def __init__(
+        self, spec: JobSpec, folder: JobFolder, *, name: str, app_id: str = "", log_limit: int = 1 << 30
+    ) -> None:
+        """Prepare the job `name` in `folder`, which the caller has created and locked.
+
+        `app_id` tells this run from an earlier one in the same folder.
+        """
+        self._app_id = app_id
         self._spec = spec
         self._folder = folder
         self._name = name
@@ -45,44 +63,93 @@ class LocalJob:
         self._selector = selectors.DefaultSelector()
         self._ranks: dict[int, list[int]] = {}
         self._log_starts: dict[int, int] = {}
+        self._wake: socket.socket | None = None
         self._done: rounds.Done | None = None
+        self._stop_by: float | None = None
+        self._signalled: float | None = None
+        self._last_turn = self._last_beat = time.monotonic()
+        self._behind = False
         self._started = time.time()
         self._largest_world = 0
 
     def run(self) -> int:
         """Run the job to its end and return its exit code."""
         wake, waker = socket.socketpair()
+        self._wake = wake
         for end in (wake, waker):
             end.setblocking(False)
         signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, lambda *_: None)
+        # What a killed agent's workers leave behind comes to us, and is killed.
+        tree.become_subreaper()
         self._selector.register(wake, selectors.EVENT_READ, lambda: self._on_signals(wake.recv(64)))
         said = self._folder.begin(self._description())
         if said:
             self._tell("earlier", said)
         try:
-            self._do(self._machine.begin())
-            while self._done is None:
-                self._turn()
+            try:
+                self._do(self._machine.begin())
+                while self._done is None:
+                    self._turn()
+            except OSError as error:
+                # A full disk, no process or descriptor left: the job cannot be led any more, and says so.
+                self._machine.stop("")
+                self._done = rounds.Done("failed", f"the supervisor cannot go on: {error}")
             return self._finish(self._done)
         finally:
             self._shut_down()
 
     def _turn(self) -> None:
-        for key, _ in self._selector.select(_POLL):
-            key.data()
+        self._wait(0.0 if self._behind else _POLL)
         self._read_progress()
-        self._stream.pump()
+        self._behind = self._stream.pump()
         line = self._progress.show(self._machine.restarts)
         if line is not None:
             self._stream.say(line)
         self._do(self._machine.tick(time.monotonic()))
+        self._check_liveness()
+
+    def _wait(self, timeout: float) -> None:
+        ready = [key for key, _ in self._selector.select(timeout)]
+        # Signals first: one to the whole group ends the agents too, and that is the job's end, not their loss.
+        for key in sorted(ready, key=lambda key: key.fileobj is not self._wake):
+            key.data()
+
+    def _check_liveness(self) -> None:
+        """Kill what does not answer. A pause of this process itself is not held against the others."""
+        now = time.monotonic()
+        passed, self._last_turn = min(now - self._last_turn, 2 * _HEARTBEAT), now
+        how = self._store.lost(passed)
+        if how:
+            self._tell("store_lost", f"the store host {how}")
+            actions = self._machine.store_lost(how)
+            if actions:
+                self._note_failure("store host lost")
+            self._do(actions)
+        tree.reap_others(self._children())
+        if now - self._last_beat >= _HEARTBEAT:
+            beat, self._last_beat = min(now - self._last_beat, 2 * _HEARTBEAT), now
+            for handle in list(self._nodes.values()):
+                if handle.silent(beat):
+                    self._tell("node_hung", f"node {handle.node}: its agent no longer answers: killing it",
+                               node=handle.node)  # fmt: skip
+        if self._machine.phase != "stopping":
+            self._stop_by = None
+        elif self._stop_by is not None and now >= self._stop_by:
+            self._stop_by = now + _STOP_PATIENCE
+            for node in set(self._machine.active) & set(self._nodes):
+                self._tell("node_hung", f"node {node}: its workers do not end: killing its agent", node=node)
+                self._nodes[node].kill()
+
+    def _children(self) -> set[int]:
+        store = self._store.pid
+        return {handle.pid for handle in self._nodes.values()} | ({store} if store is not None else set())
 
     def _read_progress(self) -> None:
         recovering = self._progress.recoveries and self._progress.recoveries[-1].seconds is None
         if self._progress.read():
-            self._machine.progressed(self._progress.step)
+            self._machine.progressed(self._progress.step, self._progress.round)
             if recovering and (recovery := self._progress.recoveries[-1]).seconds is not None:
                 self._tell(
                     "recovered",
@@ -102,6 +169,7 @@ class LocalJob:
             handle.close()
             handle.wait(5.0)
             del self._nodes[handle.node]
+            tree.kill_descendants(5.0, keep=self._children())
             if self._machine.phase != "done":
                 self._tell("node_lost", f"node {handle.node} lost: its agent is gone", node=handle.node)
                 self._note_failure(f"node {handle.node} lost")
@@ -110,10 +178,19 @@ class LocalJob:
     def _on_message(self, handle: NodeHandle, message: dict[str, Any]) -> None:
         now = time.monotonic()
         kind = message["kind"]
+        handle.heard()
         if kind == "ready":
             self._do(self._machine.node_ready(handle.node, now))
         elif kind == "stopped":
             self._do(self._machine.node_stopped(handle.node, now))
+        elif kind == "leaving":
+            if self._machine.phase != "done":
+                self._tell("node_leaving", f"node {handle.node} leaves: {message['signal']} received",
+                           node=handle.node)  # fmt: skip
+            actions = self._machine.node_leaving(handle.node, now)
+            if actions:
+                self._note_failure(f"node {handle.node} left")
+            self._do(actions)
         elif kind == "started":
             self._folder.event("workers", node=handle.node, round=message["round"], pids=message["pids"])
         elif kind == "exited" and message["round"] == self._machine.round:
@@ -124,7 +201,7 @@ class LocalJob:
         failure = None
         if code != 0:
             self._read_progress()
-            error = message.get("error") or self._last_error(rank)
+            error = message.get("error") or self._last_error(rank, code)
             failure = rounds.Failure(node=node, rank=rank, code=code, message=error, step=self._progress.step)
             told = self._machine.phase == "running" or not failure.is_consequence
             if told and self._machine.is_failure(failure):
@@ -137,10 +214,13 @@ class LocalJob:
 
     def _note_failure(self, cause: str, *, consequence: bool = False) -> None:
         if self._machine.phase in ("running", "stopping"):
-            self._progress.failed(cause, time.time(), consequence=consequence)
+            self._progress.failed(cause, time.time(), round_=self._machine.round, consequence=consequence)
 
-    def _last_error(self, rank: int) -> str:
-        """Return the last line of the traceback that ends the rank's log of this round, if there is one."""
+    def _last_error(self, rank: int, code: int) -> str:
+        """Return the last line of the traceback that ends the rank's log of this round, if there is one.
+
+        Without one, a worker that ended by `sys.exit` is taken to have said why in its last line.
+        """
         path = self._folder.log_of(rank)
         start = self._log_starts.get(rank, 0)
         size = path.stat().st_size if path.exists() else 0
@@ -149,7 +229,9 @@ class LocalJob:
         text = _RANK_PREFIX.sub("", text)
         trace = text.rfind("Traceback (most recent call last):")
         if trace < 0:
-            return ""
+            words = text.split("\n") if code in _WAYS_OUT else []
+            last = next((line.strip()[-500:] for line in reversed(words) if line.strip()), "")
+            return f"exit code {code}, last line: {last}" if last else ""
         lines = [line for line in text[trace:].splitlines()[1:] if _LAST_LINE.match(line)]
         return lines[-1].strip()[:500] if lines else ""
 
@@ -158,8 +240,12 @@ class LocalJob:
             if number in (signal.SIGUSR1, signal.SIGUSR2):
                 for handle in self._nodes.values():
                     os.kill(handle.pid, number)
-            else:
+            elif self._signalled is None:
+                self._signalled = time.monotonic()
                 self._do(self._machine.stop(f"{signal.Signals(number).name} received"))
+            elif time.monotonic() - self._signalled >= _SAME_SIGNAL:
+                for handle in self._nodes.values():
+                    handle.send("leave", grace=0.0)
 
     # --- what to do --------------------------------------------------------------------------------------------
 
@@ -171,6 +257,7 @@ class LocalJob:
                 case rounds.Start(number, groups):
                     self._start(number, dict(groups))
                 case rounds.Stop(nodes):
+                    self._stop_by = time.monotonic() + self._spec.grace + _STOP_PATIENCE
                     for node in nodes:
                         if node in self._nodes:
                             self._nodes[node].send("stop", grace=self._spec.grace)
@@ -208,7 +295,15 @@ class LocalJob:
                         "rank": rank,
                         "local_rank": local_rank,
                         "command": [sys.executable, *self._spec.program.command(), *self._spec.arguments],
-                        "environment": self._environment(number, group, rank, local_rank, world, host, port),
+                        "environment": worker_environment(
+                            self._spec,
+                            self._folder,
+                            place=Place(
+                                number=number, group=group, rank=rank, local_rank=local_rank, world=world
+                            ),
+                            name=self._name,
+                            store=(host, port),
+                        ),
                         "log": str(log),
                     }
                 )
@@ -216,42 +311,6 @@ class LocalJob:
         self._tell(
             "round", f"round {number}: {world} workers on {len(groups)} nodes", round=number, world_size=world
         )
-
-    def _environment(
-        self, number: int, group: int, rank: int, local_rank: int, world: int, host: str, port: int
-    ) -> dict[str, str]:
-        """Return torchrun's environment contract, the job's folders, and safe defaults for one machine."""
-        workers = self._spec.nodes.workers
-        threads = max(1, len(os.sched_getaffinity(0)) // (workers * self._spec.nodes.maximum))
-        defaults = {
-            "OMP_NUM_THREADS": str(threads),
-            "PYTHONUNBUFFERED": "1",
-            "GLOO_SOCKET_IFNAME": "lo",
-            "TP_SOCKET_IFNAME": "lo",
-            "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-        }
-        return {
-            **{key: value for key, value in defaults.items() if key not in os.environ},
-            "ELASTIC_JOB_DIR": str(self._folder.path),
-            "ELASTIC_OUTPUT_DIR": self._spec.output_dir or str(self._folder.path / "output"),
-            "ELASTIC_CHECKPOINT_DIR": str(self._folder.path / "checkpoints"),
-            **self._spec.environment,
-            "RANK": str(rank),
-            "LOCAL_RANK": str(local_rank),
-            "WORLD_SIZE": str(world),
-            "LOCAL_WORLD_SIZE": str(workers),
-            "GROUP_RANK": str(group),
-            "GROUP_WORLD_SIZE": str(world // workers),
-            "ROLE_RANK": str(rank),
-            "ROLE_WORLD_SIZE": str(world),
-            "ROLE_NAME": "default",
-            "MASTER_ADDR": host,
-            "MASTER_PORT": str(port),
-            "TORCHELASTIC_RESTART_COUNT": str(number),
-            "TORCHELASTIC_MAX_RESTARTS": str(self._spec.max_restarts),
-            "TORCHELASTIC_RUN_ID": self._name,
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
-        }
 
     # --- how it is told ----------------------------------------------------------------------------------------
 
@@ -264,6 +323,7 @@ class LocalJob:
         program = self._spec.program
         return {
             "name": self._name,
+            "app_id": self._app_id,
             "pid": os.getpid(),
             "program": {"script": program.script, "module": program.module, "sha256": program.sha256()},
             "arguments": list(self._spec.arguments),
@@ -274,35 +334,45 @@ class LocalJob:
         }
 
     def _finish(self, done: rounds.Done) -> int:
-        deadline = time.monotonic() + self._spec.grace + 5.0
         for handle in self._nodes.values():
             handle.send("leave", grace=self._spec.grace)
-        for handle in list(self._nodes.values()):
-            handle.wait(max(0.1, deadline - time.monotonic()))
+        deadline = time.monotonic() + self._spec.grace + _LEAVE_PATIENCE
+        while self._nodes and time.monotonic() < deadline:
+            self._wait(0.0 if self._behind else _POLL)
+            self._behind = self._stream.pump()
+        for handle in self._nodes.values():
+            handle.kill()
+            handle.wait(1.0)
         self._read_progress()
-        self._stream.drain()
         code = _EXIT_CODES[done.state]
         ended = time.time()
-        event = self._folder.event("ended", text=f"job {done.state}: {done.reason}", state=done.state)
-        write_json(
-            self._folder.record_file,
-            {
-                "name": self._name,
-                "state": done.state,
-                "reason": done.reason,
-                "exit_code": code,
-                "global_step": self._progress.step,
-                "world_size": self._largest_world,
-                "restarts": min(self._machine.restarts, self._spec.max_restarts),
-                "max_restarts": self._spec.max_restarts,
-                "started": self._started,
-                "ended": ended,
-                "seconds": ended - self._started,
-                "recoveries": [recovery.as_dict() for recovery in self._progress.recoveries],
-                "events": self._folder.events(),
-            },
-        )
-        self._stream.say(f"[elastic] {event['text']}")
+        text = f"job {done.state}: {done.reason}"
+        with suppress(OSError):  # The record below says the same, and whether the disk is full.
+            self._folder.event("ended", text=text, state=done.state)
+        try:
+            write_json(
+                self._folder.record_file,
+                {
+                    "name": self._name,
+                    "app_id": self._app_id,
+                    "state": done.state,
+                    "reason": done.reason,
+                    "exit_code": code,
+                    "global_step": self._progress.step,
+                    "world_size": self._largest_world,
+                    "restarts": min(self._machine.restarts, self._spec.max_restarts),
+                    "max_restarts": self._spec.max_restarts,
+                    "started": self._started,
+                    "ended": ended,
+                    "seconds": ended - self._started,
+                    "recoveries": [recovery.as_dict() for recovery in self._progress.recoveries],
+                    "events": self._folder.events(),
+                },
+            )
+        finally:
+            # After the record, for it may be much.
+            self._stream.drain()
+        self._stream.say(f"[elastic] {text}")
         return code
 
     def _shut_down(self) -> None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import stat
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,51 +22,67 @@ _CHUNK = 1 << 18
 _FALLOC_FL_KEEP_SIZE = 1
 _FALLOC_FL_PUNCH_HOLE = 2
 _LONGEST_LINE = 1 << 16
+_ROLE = "elastic"
+_TORCHX, _COMBINED = "stdout.log", "combined.log"
+"""torchx's local scheduler keeps our standard output in ROLE/0/stdout.log, and a copy of that and of stderr."""
 
 
-class _Follower:
+class _Bounded:
+    """A growing file that is kept under a limit on disk."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.freed = 0
+
+    def bound(self, limit: int) -> None:
+        """Give the oldest blocks back to the disk when the file is over `limit` bytes."""
+        with suppress(FileNotFoundError):
+            size = self.path.stat().st_size
+            end = (size - limit // 2) // 4096 * 4096
+            if size - self.freed > limit and _punch(self.path, self.freed, end - self.freed):
+                self.freed = end
+
+
+class _Follower(_Bounded):
     def __init__(self, path: Path, prefix: bytes) -> None:
-        self._path = path
+        super().__init__(path)
         self._prefix = prefix
         self._offset = 0
         self._rest = b""
-        self.freed = 0
 
-    def read(self, write: Callable[[bytes], object]) -> bool:
-        """Pass one chunk of new lines on; return whether there was anything new."""
+    def _skip_freed(self, write: Callable[[bytes], object]) -> None:
+        """Go on after what `bound` gave back before it could be passed on, and say so."""
+        if self._offset < self.freed:
+            skipped = self.freed - self._offset
+            write(
+                b"%b(%d bytes were over the log limit before they could be shown)\n" % (self._prefix, skipped)
+            )
+            self._offset, self._rest = self.freed, b""
+
+    def read(self, write: Callable[[bytes], object]) -> int:
+        """Pass one chunk of new lines on; return how many bytes were new."""
+        self._skip_freed(write)
         try:
-            with self._path.open("rb") as file:
+            with self.path.open("rb") as file:
                 file.seek(self._offset)
                 data = file.read(_CHUNK)
         except FileNotFoundError:
-            return False
+            return 0
         if not data:
-            return False
+            return 0
         self._offset += len(data)
-        *lines, self._rest = (self._rest + data.replace(b"\0", b"")).split(b"\n")
+        *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > _LONGEST_LINE:
             lines.append(self._rest)
             self._rest = b""
         write(b"".join(self._prefix + line + b"\n" for line in lines))
-        return True
+        return len(data)
 
     def finish(self, write: Callable[[bytes], object]) -> None:
         """Pass on a last line that has no newline."""
         if self._rest:
             write(self._prefix + self._rest + b"\n")
             self._rest = b""
-
-    def bound(self, limit: int) -> None:
-        """Give the oldest blocks back to the disk when the file is over `limit` bytes."""
-        try:
-            size = self._path.stat().st_size
-        except FileNotFoundError:
-            return
-        if size - self.freed <= limit:
-            return
-        end = (size - limit // 2) // 4096 * 4096
-        if _punch(self._path, self.freed, end - self.freed):
-            self.freed = end
 
 
 class LogStream:
@@ -75,6 +93,7 @@ class LogStream:
         self._limit = limit
         self._output = output or sys.stdout.buffer
         self._closed = False
+        self._copies = _copies_of(self._output)
         self._followers: dict[int, _Follower] = {}
 
     def follow(self, rank: int, path: Path) -> None:
@@ -82,12 +101,19 @@ class LogStream:
         if rank not in self._followers:
             self._followers[rank] = _Follower(path, f"[rank{rank}] ".encode())
 
-    def pump(self) -> None:
-        """Pass on what is new: at most one chunk a rank, so that the caller is not held up."""
+    def pump(self) -> bool:
+        """Pass on what is new: at most one chunk a rank, so that the caller is not held up.
+
+        Return whether there may be more.
+        """
+        more = False
         for follower in self._followers.values():
-            follower.read(self._write)
+            more = follower.read(self._write) == _CHUNK or more
             follower.bound(self._limit)
+        for copy in self._copies:
+            copy.bound(self._limit * max(1, len(self._followers)))
         self._flush()
+        return more
 
     def drain(self) -> None:
         """Pass on everything, also a last line without a newline."""
@@ -116,6 +142,25 @@ class LogStream:
                 self._output.flush()
             except (OSError, ValueError):
                 self._closed = True
+
+
+def _copies_of(output: BinaryIO) -> list[_Bounded]:
+    """Return the files that the stream goes into: its own, and the combined one that torchx copies that into."""
+    try:
+        descriptor = output.fileno()
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return []
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+    except (OSError, ValueError):
+        return []
+    return [
+        _Bounded(path),
+        *(
+            [_Bounded(path.with_name(_COMBINED))]
+            if path.name == _TORCHX and path.parent.parent.name == _ROLE
+            else []
+        ),
+    ]
 
 
 def _punch(path: Path, start: int, length: int) -> bool:

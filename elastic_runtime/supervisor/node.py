@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,13 @@ def internal_command(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
+_START_PATIENCE = 120.0
+_PATIENCE = 15.0
+_SEND_PATIENCE = 5.0
+
+
 class NodeHandle:
-    """A running agent."""
+    """A running agent. One that answers nothing for 15 seconds (120 at its start) is killed, and so is lost."""
 
     def __init__(self, node: int, log: Path, *, grace: float) -> None:
         """Start the agent of `node`; what it prints itself goes to `log`.
@@ -47,7 +51,9 @@ class NodeHandle:
                 stderr=file,
             )
         theirs.close()
+        ours.settimeout(_SEND_PATIENCE)
         self.channel = Channel(ours)
+        self._silence = -(_START_PATIENCE - _PATIENCE)
 
     @property
     def pid(self) -> int:
@@ -55,9 +61,30 @@ class NodeHandle:
         return self._process.pid
 
     def send(self, kind: str, **details: Any) -> None:
-        """Send a message; that the agent is gone shows when its channel is read."""
-        with suppress(OSError):
+        """Send a message; that the agent is gone shows when its channel is read. One that reads nothing is killed."""
+        try:
             self.channel.send(kind, **details)
+        except TimeoutError:
+            self.kill()
+        except OSError:
+            pass
+
+    def heard(self) -> None:
+        """Note that the agent said something."""
+        self._silence = 0.0
+
+    def silent(self, seconds: float) -> bool:
+        """Note `seconds` without a word and ask for one; return whether it was too long, and the agent killed."""
+        self._silence += seconds
+        if self._silence < _PATIENCE:
+            self.send("ping")
+            return False
+        self.kill()
+        return True
+
+    def kill(self) -> None:
+        """Kill the agent, and with it its workers."""
+        self._process.kill()
 
     def close(self) -> None:
         """Forget the agent: it sees its channel closed, stops its workers and ends."""

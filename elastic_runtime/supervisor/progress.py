@@ -25,6 +25,8 @@ class Recovery:
     """How long it took; None until a step was finished again."""
     steps_lost: int | None = None
     """Finished steps that had to be done again."""
+    round: int = -1
+    """Round that failed: only a step of a later one ends the recovery."""
     consequence: bool = False
     """Whether `cause` is only what the peers of a lost worker or node report."""
 
@@ -48,15 +50,22 @@ class Progress:
     _shown: float = 0.0
     _shown_line: dict[str, Any] = field(default_factory=dict)
 
-    def failed(self, cause: str, now: float, *, consequence: bool = False) -> None:
-        """A failure was noticed at `now` (epoch seconds); one that is still being recovered from goes on.
+    @property
+    def round(self) -> int:
+        """Round of the newest report; -1 if there is none."""
+        return int(self.line.get("round", -1))
+
+    def failed(self, cause: str, now: float, *, round_: int = -1, consequence: bool = False) -> None:
+        """A failure of `round_` was noticed at `now` (epoch seconds); one that is still recovered from goes on.
 
         What turns out to be only the `consequence` of another failure gives way to that one as the cause.
         """
         open_one = self.recoveries[-1] if self.recoveries and self.recoveries[-1].seconds is None else None
         if open_one is None:
-            self.recoveries.append(Recovery(cause, now, self.step, consequence=consequence))
-        elif open_one.consequence and not consequence:
+            self.recoveries.append(Recovery(cause, now, self.step, round=round_, consequence=consequence))
+            return
+        open_one.round = max(open_one.round, round_)
+        if open_one.consequence and not consequence:
             open_one.cause, open_one.consequence = cause, False
 
     def read(self) -> bool:
@@ -71,21 +80,23 @@ class Progress:
         *lines, self._rest = (self._rest + data).split(b"\n")
         seen = False
         for raw in lines:
-            with suppress(ValueError, KeyError):
+            # Whatever else a program writes there must not harm the job.
+            with suppress(ValueError, KeyError, TypeError, OverflowError):
                 self._take(json.loads(raw))
                 seen = True
         return seen
 
     def _take(self, line: dict[str, Any]) -> None:
-        step = int(line["step"])
+        step, when, round_ = int(line["step"]), float(line["time"]), int(line["round"])
+        int(line["world_size"])
         open_recovery = (
             self.recoveries[-1] if self.recoveries and self.recoveries[-1].seconds is None else None
         )
-        if open_recovery is not None and line["time"] >= open_recovery.since:
-            open_recovery.seconds = line["time"] - open_recovery.since
+        if open_recovery is not None and round_ > open_recovery.round and when >= open_recovery.since:
+            open_recovery.seconds = when - open_recovery.since
             open_recovery.steps_lost = max(0, open_recovery.last_step - (step - 1))
         elif open_recovery is not None:
-            # Reported before the failure, read after it.
+            # Finished by the round that failed, before its end was seen or while it was stopped.
             open_recovery.last_step = max(open_recovery.last_step, step)
         self.step = max(self.step, step)
         self.line = line

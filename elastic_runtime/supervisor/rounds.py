@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from elastic_runtime.jobs.nodes import NodeRange
 
@@ -24,6 +24,8 @@ _FORMING_PATIENCE = 5.0
 _LARGEST_DELAY = 30.0
 _NODE_LOSSES = 5
 """Losses in a row, without a finished step between them, after which a node is excluded."""
+_STORE = -1
+"""The store's place among the losses."""
 _CONSEQUENCE = re.compile(
     r"connection (closed|reset|refused)|broken pipe|recv(alue)? failed|timed? ?out|socket|gloo|nccl|"
     r"DistBackendError|DistNetworkError|DistStoreError",
@@ -135,6 +137,9 @@ class RoundMachine:
         self._running: dict[int, set[int]] = {}
         self._failures: list[Failure] = []
         self._node_lost = False
+        self._leaving: set[int] = set()
+        self._finished: set[int] = set()
+        self._round_of_step = -1
         self._forming_since = now
         self._not_before = now
         self._last: Failure | None = None
@@ -145,6 +150,11 @@ class RoundMachine:
     def begin(self) -> list[Action]:
         """Return the actions that start every node."""
         return [Spawn(node) for node in range(self.nodes.maximum)]
+
+    @property
+    def active(self) -> list[int]:
+        """Nodes of the current round that have not reported the end of all their workers."""
+        return sorted(self._active)
 
     @property
     def world_size(self) -> int:
@@ -162,6 +172,7 @@ class RoundMachine:
         """An agent is gone, and with it its workers."""
         self._ready.discard(node)
         self._active.discard(node)
+        self._leaving.discard(node)
         unfinished = bool(self._running.pop(node, None))
         if self.phase == "done":
             return []
@@ -181,6 +192,32 @@ class RoundMachine:
             actions += self._end_round()
         return actions + self.tick(now)
 
+    def node_leaving(self, node: int, now: float) -> list[Action]:
+        """An agent was told to end: it stops its workers, which is no failure of theirs, and will be lost."""
+        self._ready.discard(node)
+        self._leaving.add(node)
+        if not self._running.get(node) or self.phase not in ("running", "stopping"):
+            return []
+        self._node_lost = True
+        return self._end_round() if self.phase == "running" else []
+
+    def store_lost(self, how: str) -> list[Action]:
+        """The store host is gone. Workers that have not met yet would wait for it: their round ends, uncharged."""
+        if self.phase not in ("running", "stopping"):
+            return []
+        self._node_lost = True
+        losses = self._losses[_STORE] = self._losses.get(_STORE, 0) + 1
+        if losses > _NODE_LOSSES:
+            return self._finish(
+                "failed", f"the store host was lost {losses} times in a row; the last one {how}"
+            )
+        return self._end_round() if self.phase == "running" and self.is_meeting else []
+
+    @property
+    def is_meeting(self) -> bool:
+        """Whether the current round has not finished a step yet, as far as is known."""
+        return self._round_of_step < self.round
+
     def worker_exited(self, failure: Failure | None, *, node: int, rank: int, now: float) -> list[Action]:
         """A worker of the current round ended: `failure` is None for exit code 0."""
         ranks = self._running.get(node)
@@ -188,6 +225,7 @@ class RoundMachine:
             return []
         ranks.discard(rank)
         if failure is None:
+            self._finished.add(rank)
             if self.phase == "running" and not any(self._running.values()):
                 return self._finish("succeeded", "every worker ended with exit code 0")
             return []
@@ -197,8 +235,9 @@ class RoundMachine:
 
     def is_failure(self, failure: Failure) -> bool:
         """Return whether a worker that ended so failed by itself, rather than by being stopped with its round."""
-        if self.phase == "stopping":
-            return -failure.code not in (signal.SIGTERM, signal.SIGKILL)
+        if self.phase == "stopping" or failure.node in self._leaving:
+            # 143 is what a handler of SIGTERM usually exits with.
+            return failure.code not in (-signal.SIGTERM, -signal.SIGKILL, 128 + signal.SIGTERM)
         return self.phase == "running"
 
     def node_stopped(self, node: int, now: float) -> list[Action]:
@@ -207,8 +246,9 @@ class RoundMachine:
         self._running.pop(node, None)
         return self.tick(now)
 
-    def progressed(self, step: int) -> None:
-        """Step `step` was finished: nodes and causes that failed before it start with a clean sheet."""
+    def progressed(self, step: int, in_round: int = -1) -> None:
+        """Step `step` was finished, in this round: nodes and causes that failed before it start with a clean sheet."""
+        self._round_of_step = max(self._round_of_step, in_round)
         self._step = max(self._step, step)
         self._losses.clear()
 
@@ -244,6 +284,7 @@ class RoundMachine:
         self.phase = "running"
         self._active = set(self.groups)
         self._failures = []
+        self._finished = set()
         self._node_lost = False
         workers = self.nodes.workers
         self._running = {
@@ -272,7 +313,16 @@ class RoundMachine:
         failure = root_cause(self._failures)
         self._failures = []
         if self._node_lost and failure.is_consequence:
-            return []  # The lost node was the cause, and that is not charged.
+            return []  # The lost node or store was the cause, and that is not charged.
+        if self._finished and failure.is_consequence:
+            # Named as the cause, so that a script whose workers do not end together is found out the second time.
+            early = min(self._finished)
+            failure = replace(
+                failure,
+                rank=early,
+                code=0,
+                message="ended with exit code 0 while the others went on",
+            )
         last, self._last = self._last, failure
         if self._is_users_bug(last, failure):
             return self._finish(

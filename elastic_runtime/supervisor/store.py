@@ -12,6 +12,9 @@ from elastic_runtime.supervisor.node import internal_command
 
 __all__ = ["StoreHost"]
 
+_START_PATIENCE = 180.0
+_PATIENCE = 15.0
+
 
 class StoreHost:
     """A child process that serves stores; started again when it has died."""
@@ -21,6 +24,7 @@ class StoreHost:
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
+        self._silence = 0.0
 
     def new_store(self) -> tuple[str, int]:
         """Return address and port of a new, empty store on the loopback interface.
@@ -38,6 +42,35 @@ class StoreHost:
                     socket.send_fds(self._control, [f"{host} {port}".encode()], [listener.fileno()])
                     break
         return host, port
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the host, if it was started."""
+        return self._process.pid if self._process is not None else None
+
+    def lost(self, seconds: float) -> str:
+        """Return how a started host was lost, once; empty while it serves or was never needed.
+
+        Call it often, with the `seconds` that went by. One that answers nothing for 15 seconds (180 at its start,
+        for it loads torch) is killed.
+        """
+        if self._process is None or self._control is None:
+            return ""
+        if not self.alive():
+            how = f"ended with code {self._process.returncode}"
+        else:
+            with suppress(OSError):
+                while self._control.recv(16, socket.MSG_DONTWAIT):
+                    self._silence = 0.0
+            before, self._silence = self._silence, self._silence + seconds
+            if self._silence < _PATIENCE:
+                if int(before) != int(self._silence):
+                    with suppress(OSError):
+                        self._control.send(b"ping", socket.MSG_DONTWAIT)
+                return ""
+            how = "no longer answered"
+        self.close()
+        return how
 
     def alive(self) -> bool:
         """Return whether the host runs."""
@@ -57,6 +90,7 @@ class StoreHost:
         if self.alive():
             return
         self.close()
+        self._silence = -(_START_PATIENCE - _PATIENCE)
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, self._log.open("ab") as file:
             self._process = subprocess.Popen(

@@ -3,7 +3,7 @@
 Supervisor and agents do not load torch, and the store must not live in a worker, for it would die with it. The
 supervisor binds the listening socket of a round, so that the port is known at once and no other process can take it,
 and passes it here over the unix socket FD; workers that connect early wait in its backlog. The two newest stores
-are kept.
+are kept. A ping is answered with pong, so that the supervisor knows that this process serves.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ def main() -> int:
         message, descriptors, _, _ = socket.recv_fds(control, 256, 1)
         if not message:
             return 0
+        if message == b"ping":
+            control.send(b"pong")
+            continue
         host, port = message.decode().split()
         stores.append(
             TCPStore(host, int(port), None, True, wait_for_workers=False, master_listen_fd=descriptors[0])

@@ -24,12 +24,14 @@ _logger = logging.getLogger(__name__)
 _NAME = re.compile(r"step-(\d+)-([0-9a-f]{16})\.pt")
 
 
-def save(folder: str | Path, state: dict[str, Any], *, step: int, keep: int = 2) -> Path:
+def save(folder: str | Path | None, state: dict[str, Any], *, step: int, keep: int = 2) -> Path | None:
     """Write `state` (tensors, numbers, text, and containers of them) as the checkpoint of `step`.
 
-    Call it on one rank. The newest `keep` checkpoints stay. Raises `OSError` if it cannot be written; then the
-    older checkpoints are untouched.
+    Call it on one rank. The newest `keep` checkpoints stay. Without a folder nothing is saved. Returns the file.
+    Raises `OSError` if it cannot be written; then the older checkpoints are untouched.
     """
+    if folder is None:
+        return None
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     buffer = io.BytesIO()
@@ -51,11 +53,13 @@ def save(folder: str | Path, state: dict[str, Any], *, step: int, keep: int = 2)
     return target
 
 
-def load(folder: str | Path) -> tuple[dict[str, Any], int] | None:
+def load(folder: str | Path | None) -> tuple[dict[str, Any], int] | None:
     """Return the state and step of the newest valid checkpoint in `folder`, on the CPU; None if there is none.
 
-    A damaged one is passed over with a warning that says why.
+    A damaged one is passed over with a warning that says why. Without a folder there is none.
     """
+    if folder is None:
+        return None
     for path in _newest_first(Path(folder)):
         try:
             content = path.read_bytes()

@@ -25,8 +25,8 @@ class Context:
     """Folder of the job's events and metrics; None in a plain run."""
     output_dir: Path
     """Folder for the model (`ELASTIC_OUTPUT_DIR`, else ./output)."""
-    checkpoint_dir: Path
-    """Folder for checkpoints (`ELASTIC_CHECKPOINT_DIR`, else ./checkpoints)."""
+    checkpoint_dir: Path | None
+    """Folder for checkpoints (`ELASTIC_CHECKPOINT_DIR`); None in a plain run, which neither saves nor resumes."""
 
     @property
     def distributed(self) -> bool:
@@ -37,6 +37,7 @@ class Context:
 def context() -> Context:
     """Return this worker's context, read from the environment."""
     job_dir = os.environ.get("ELASTIC_JOB_DIR")
+    checkpoint_dir = os.environ.get("ELASTIC_CHECKPOINT_DIR")
     return Context(
         rank=int(os.environ.get("RANK", "0")),
         local_rank=int(os.environ.get("LOCAL_RANK", "0")),
@@ -44,5 +45,5 @@ def context() -> Context:
         round=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
         job_dir=Path(job_dir) if job_dir else None,
         output_dir=Path(os.environ.get("ELASTIC_OUTPUT_DIR", "output")),
-        checkpoint_dir=Path(os.environ.get("ELASTIC_CHECKPOINT_DIR", "checkpoints")),
+        checkpoint_dir=Path(checkpoint_dir) if checkpoint_dir else None,
     )

@@ -13,6 +13,8 @@ from elastic_runtime.worker.context import Context, context
 
 __all__ = ["log"]
 
+_OWN = frozenset(["time", "round", "world_size"])
+
 
 @cache
 def _place() -> tuple[Context, int | None]:
@@ -29,7 +31,12 @@ def log(*, step: int, **scalars: float) -> None:
 
     Call it on every rank once a step: only rank 0 writes, but injected faults act on any rank. In a plain run
     nothing is written. A value that is not finite is kept as text, for JSON has no number for it.
+
+    Raises `ValueError` for a figure called time, round or world_size, which every line has already.
     """
+    taken = _OWN.intersection(scalars)
+    if taken:
+        raise ValueError(f"worker.log: {min(taken)!r} is a name of its own: give your figure another one")
     place, descriptor = _place()
     if descriptor is not None:
         figures = {
@@ -40,7 +47,7 @@ def log(*, step: int, **scalars: float) -> None:
             "time": time.time(),
             "round": place.round,
             "world_size": place.world_size,
-            "step": step,
+            "step": int(step),
             **figures,
         }
         os.write(descriptor, json.dumps(line).encode() + b"\n")

@@ -119,6 +119,7 @@ def test_what_a_failed_step_wrote_is_kept(command):
         (["run", "digits", "--local", "-p", "nodes=" + "1" * 110_000], "a parameter may have 100,000"),
         (["run", "digits", "--local", "--runs-dir", "file"], "--runs-dir 'file' cannot be written"),
         (["run", "digits", "--local", "--runs-dir", "/proc/x"], "--runs-dir '/proc/x' cannot be written"),
+        (["run", "digits", "--local", "--runs-dir", ""], "--runs-dir is empty: give a folder"),
         (["run", "digits", "--local", "--namespace", "a"], "--namespace has no meaning with --local"),
         (["run", "digits", "--host", "http://127.0.0.1:1", "--kill-worker"], "--kill-worker has no meaning"),
         (["run", "digits", "--host", "127.0.0.1:1"], "is no address: write http[s]://HOST"),
@@ -186,6 +187,29 @@ def test_a_full_disk_is_one_error(command, tmp_path):
     )
     assert ran.returncode == 1
     assert "File too large" in ran.stderr + ran.stdout
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_disk_that_is_full_at_the_end_still_gives_the_document(command, tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    # In a mount namespace of its own, so that nothing is left mounted: room for the steps, not for the page.
+    script = 'mount -t tmpfs -o size=80k none disk && exec "$@"'
+    arguments = command.arguments("run", command.package, "--local", "--json", "--runs-dir", "disk")
+    ran = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script, "sh", *arguments, "-p", "text=" + "x" * 90_000],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ran.returncode == 1, ran.stderr
+    (line,) = ran.stdout.splitlines()
+    document = json.loads(line)
+    assert document["status"] == "failed"
+    assert "No space left on device" in document["error"]
+    assert "\nTraceback" not in ran.stderr
 
 
 def test_nothing_stays_in_the_temporary_folder(command, tmp_path):

@@ -7,6 +7,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from elastic_runtime.errors import ElasticError
+from kfp_elastic.pipelines import remote
+
 
 class Api(ThreadingHTTPServer):
     """The part of the Kubeflow Pipelines v2beta1 API that a submission uses."""
@@ -47,9 +50,12 @@ class Handler(BaseHTTPRequestHandler):
             ("POST", "/apis/v2beta1/experiments"): (200, {"experiment_id": "e1", "display_name": "Default"}),
             ("POST", "/apis/v2beta1/runs"): (200, {"run_id": "r-42", "experiment_id": "e1"}),
         }
-        code, document = self.server.answers.get(
-            (method, path), usual.get((method, path), (404, {"error": "no"}))
-        )
+        told = self.server.answers.get((method, path), usual.get((method, path), (404, {"error": "no"})))
+        if isinstance(told, threading.Event):
+            told.wait(60)
+            self.close_connection = True
+            return
+        code, document = told
         text = document if isinstance(document, bytes) else json.dumps(document).encode()
         self.send_response(code)
         self.send_header("Content-Type", "application/json")
@@ -178,3 +184,24 @@ def test_wrong_input_is_found_before_anything_is_sent(command, arguments, said):
     assert said in ran.err
     assert "pw" not in ran.err
     assert len(ran.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("limit", "silent", "said"),
+    [
+        ("_PROBE_S", "GET /apis/v2beta1/healthz", "within 0.5 s; is it the API server?"),
+        ("_SUBMIT_S", "POST /apis/v2beta1/runs", "within 0.5 s; the run may be there"),
+    ],
+)
+def test_a_server_that_falls_silent_is_not_waited_for(api, monkeypatch, limit, silent, said):
+    # The real limits are longer than a test should take.
+    monkeypatch.setattr(remote, limit, 0.5)
+    method, path = silent.split()
+    released = threading.Event()
+    api.answers[method, path] = released
+    try:
+        with pytest.raises(ElasticError) as caught:
+            remote.submit("digits", host=api.url)
+    finally:
+        released.set()
+    assert said in str(caught.value)

@@ -4,6 +4,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import urllib.request
 from pathlib import Path
 
@@ -35,9 +37,16 @@ def test_digits_with_a_killed_worker(command):
 
 @pytest.mark.timeout(240)
 def test_tabular_regression_whose_gate_says_no(command):
-    ran = command("run", "tabular-regression", "--local", "--json", "-p", "min_r2=0.999", "-p", "epochs=2")
-    assert ran.code == 4, ran.err[-3000:]
-    document = ran.document
+    # A user's repository may have folders of any name: none of them is taken for ours.
+    for name in ("components", "elastic_runtime", "kfp_elastic", "pipelines"):
+        (command.folder / name).mkdir()
+        (command.folder / name / "__init__.py").write_text(f"raise RuntimeError('the {name}/ of the user')")
+    # Started as the console script is: with `python -m` alone the current folder would come first.
+    arguments = ["run", "tabular-regression", "--local", "--json", "-p", "min_r2=0.999", "-p", "epochs=2"]
+    started = [sys.executable, "-P", *command.arguments(*arguments)[1:]]
+    done = subprocess.run(started, cwd=command.folder, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 4, done.stderr[-3000:]
+    document = json.loads(done.stdout)
     assert document["status"] == "gate_failed"
     assert document["served"] is None
     assert [step["name"] for step in document["steps"]] == ["preprocess", "elastic-train", "evaluate"]

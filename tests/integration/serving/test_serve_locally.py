@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
 import sys
 from collections.abc import Callable
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,12 @@ def test_the_step_packages_serves_and_reports(
     assert metrics["latency_p50_ms"] == report["latency_ms"]["p50"]
 
     html = page.read_text()
+    blocks = re.findall(r"<pre[^>]*>(.*?)</pre>", html, re.DOTALL)
+    request, answer = (json.loads(unescape(block)) for block in blocks[:2])
+    shown = request["inputs"][0]
+    assert shown["data"] == pytest.approx(tensor["data"][:6], abs=1e-4)
+    assert shown["… data"] == "58 more"
+    assert {part["name"] for part in answer["outputs"]} >= {"logits", "label"}
     for text in (
         "served as predicted offline",
         "curl -s",

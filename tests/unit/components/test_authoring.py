@@ -1,5 +1,6 @@
 """Arguments of components: what is refused before a task exists, and what arrives in the step's process."""
 
+import hashlib
 import importlib
 import json
 import math
@@ -11,7 +12,7 @@ import yaml
 from kfp import dsl
 
 from elastic_runtime.errors import InputError, UnknownNameError
-from kfp_elastic.components import run_time
+from kfp_elastic.components import elastic_train, preprocess, run_time
 from kfp_elastic.components.authoring import (
     DEFAULT_IMAGE,
     MAX_PARAMETER_BYTES,
@@ -195,3 +196,54 @@ def test_a_components_name_is_the_component_whatever_was_imported_first(first):
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert said.stdout.split() == ["ElasticComponent", "True"]
+
+
+def training_arguments(**arguments):
+    """Return the constants that a compiled pipeline hands to `elastic_train`."""
+
+    @dsl.pipeline(name="probe")
+    def probe():
+        elastic_train(dataset=preprocess(source="iris").outputs["dataset"], **arguments)
+
+    spec = yaml.safe_load(compiled_text(probe))
+    parameters = spec["root"]["dag"]["tasks"]["elastic-train"]["inputs"].get("parameters", {})
+    return {name: value["runtimeValue"]["constant"] for name, value in parameters.items()}
+
+
+def test_an_edited_script_changes_what_is_compiled(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train it.py").write_text("a = 1")
+    first = training_arguments(script="train it.py")["script_sha256"]
+    assert first == hashlib.sha256(b"a = 1").hexdigest()
+    (tmp_path / "train it.py").write_text("a = 2")
+    assert training_arguments(script="train it.py")["script_sha256"] == hashlib.sha256(b"a = 2").hexdigest()
+
+
+def test_a_checksum_is_neither_replaced_nor_made_up(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("a = 1")
+    assert training_arguments(script="train.py", script_sha256="ab")["script_sha256"] == "ab"
+    for arguments in ({"script": "/only/in/the/image.py"}, {"script": str(tmp_path)}, {}):
+        assert not training_arguments(**arguments).get("script_sha256")
+    assert not training_arguments(module="only_in.the_image").get("script_sha256")
+    assert len(training_arguments(module="kfp_elastic.examples.digits")["script_sha256"]) == 64
+
+
+def test_a_dict_arrives_in_the_same_order_every_time():
+    assert list(run_time.restored({"b": 1.0, "a": {"d": 2.0, "c": 3.0}})) == ["a", "b"]
+
+
+def test_what_lies_in_the_current_folder_is_found_after_what_is_installed(tmp_path):
+    for name in ("elastic_runtime", "user_package"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("users = True")
+    code = (
+        "from kfp_elastic.components import run_time\n"
+        "run_time.with_restored_arguments(lambda: None)\n"
+        "import elastic_runtime, user_package\n"
+        "print(hasattr(elastic_runtime, 'users'), user_package.users)"
+    )
+    said = subprocess.run(
+        [sys.executable, "-P", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert said.stdout.split() == ["False", "True"]

@@ -106,6 +106,8 @@ def test_serving_waits_for_the_gate(name):
         ("digits", "nowhere/out.yaml", "does not exist: create it first"),
         ("digit", "out.yaml", "did you mean 'digits'?"),
         ("digits", "folder.yaml", "cannot write"),
+        ("digits", "a" * 300 + ".yaml", "File name too long"),
+        ("digits", "a" * 300 + "/out.yaml", "File name too long"),
     ],
 )
 def test_wrong_output(name, output, said, tmp_path):
@@ -135,6 +137,16 @@ def test_a_file_that_is_no_pipeline(content, tmp_path):
     file.write_text(content)
     with pytest.raises(InputError, match=r"p\.yaml"):
         load_pipeline(lookup(str(file)))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"), [("a: 1", "'pipelineInfo' is missing"), ("- 1", "no YAML object")]
+)
+def test_why_a_file_is_no_pipeline(content, said, tmp_path):
+    (tmp_path / "p.yaml").write_text(content)
+    with pytest.raises(InputError) as caught:
+        load_pipeline(lookup(str(tmp_path / "p.yaml")))
+    assert said in str(caught.value)
 
 
 def test_check_reports_a_stale_file(tmp_path, monkeypatch, capsys):

@@ -3,10 +3,13 @@
 import math
 
 import pytest
+from kfp import dsl
 from kfp.dsl.structures import InputSpec
 
 from elastic_runtime.errors import InputError, UnknownNameError
-from kfp_elastic.pipelines.parameters import checked_parameters, split_assignments
+from kfp_elastic.components.authoring import component
+from kfp_elastic.pipelines.compiling import compiled_text
+from kfp_elastic.pipelines.parameters import check_nested_text, checked_parameters, split_assignments
 
 INPUTS = {
     "epochs": InputSpec("Integer", default=3, optional=True),
@@ -137,3 +140,34 @@ def test_wrong_assignments(given, said):
 
 def test_assignments_split_at_the_first_equals_sign():
     assert split_assignments(["a=b=c", "d="]) == {"a": "b=c", "d": ""}
+
+
+@component
+def show(options: dict = {}, label: str = "") -> str:  # noqa: B006
+    return "done"
+
+
+@dsl.pipeline(name="nested")
+def nested(tag: str = "a", count: int = 1, plain: str = 'say "hi"'):
+    with dsl.If(count == 1):
+        show(options={"tags": [f"pre {tag}"], "count": count}, label=f"{plain}")
+
+
+@pytest.mark.parametrize("value", ['say "hi"', "C:\\new", "a\nb", '{"a": 1}', "{{$.inputs}}"])
+def test_text_that_kfp_would_break_inside_a_dict_is_refused(value):
+    text = compiled_text(nested)
+    with pytest.raises(InputError) as caught:
+        check_nested_text({"tag": value}, text, pipeline="nested")
+    assert f"parameter tag={value!r}" in str(caught.value)
+    assert "inside a list or dict" in str(caught.value)
+    check_nested_text({"plain": value}, text, pipeline="nested")
+
+
+def test_a_default_that_kfp_would_break_is_refused_unless_another_value_is_given():
+    @dsl.pipeline(name="nested")
+    def quoted(tag: str = 'say "hi"'):
+        show(options={"tag": tag})
+
+    with pytest.raises(InputError, match="parameter tag='say"):
+        check_nested_text({}, compiled_text(quoted), pipeline="nested")
+    check_nested_text({"tag": "it's ünï {x} $HOME"}, compiled_text(quoted), pipeline="nested")

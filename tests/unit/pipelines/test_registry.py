@@ -3,6 +3,7 @@
 import pytest
 
 from elastic_runtime.errors import MissingFileError, UnknownNameError
+from elastic_runtime.preprocessing import PreprocessConfig, preprocess
 from kfp_elastic.pipelines import REGISTRY, lookup
 from kfp_elastic.pipelines.sources import module_sha256
 
@@ -53,3 +54,16 @@ def test_module_checksum_needs_no_import(tmp_path, monkeypatch):
 def test_module_without_a_file(module):
     with pytest.raises(MissingFileError, match="has no source file"):
         module_sha256(module)
+
+
+def test_a_name_that_no_file_can_have():
+    with pytest.raises(MissingFileError, match="does not exist"):
+        lookup("a" * 300 + ".yaml")
+
+
+@pytest.mark.parametrize("name", sorted(REGISTRY))
+def test_the_rows_of_the_training_split_are_those_of_the_step(name, tmp_path):
+    sources = {"digits": ("digits", ""), "tabular_regression": ("diabetes", "")}
+    source, target = sources[name]
+    result = preprocess(PreprocessConfig(source=source, target=target), tmp_path / "data")
+    assert result.metrics()["train_rows"] == REGISTRY[name].train_rows

@@ -1,5 +1,6 @@
 """The result of a run, collected from what its steps recorded and wrote."""
 
+import io
 import json
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from kfp_elastic.pipelines.faults import middle_step
 from kfp_elastic.pipelines.results import collect, write_result
 from kfp_elastic.pipelines.run_page import render_run
+from kfp_elastic.pipelines.summary import show
 
 
 def record(name, status="succeeded", *, artifacts=None, output=None, error=None):
@@ -180,3 +182,47 @@ def test_the_step_at_which_a_worker_is_killed(rows, batch, epochs, step):
     assert middle_step(rows, batch, epochs) == step
     per_epoch = -(-rows // batch)
     assert per_epoch == 1 or step % per_epoch, "not at the end of an epoch"
+
+
+def judged(name, accuracy, output="passed"):
+    metrics = artifact("Metrics", f"/nowhere/{name}", test_accuracy=accuracy)
+    return record(name, output=output, artifacts={"metrics": metrics})
+
+
+def test_a_gate_inside_a_loop_counts(tmp_path):
+    names = [f"for-loop-2-iteration-{number}/evaluate" for number in range(2)]
+    result = result_of(tmp_path, [judged(names[0], 0.9), judged(names[1], 0.1, "failed")])
+    assert (result.status, result.exit_code) == ("gate_failed", 4)
+    assert names[1] in result.error
+
+
+def test_two_evaluations_keep_both_metrics(tmp_path):
+    result = result_of(tmp_path, [judged("evaluate", 0.9), judged("evaluate-2", 0.8)])
+    assert result.metrics == {"evaluate_test_accuracy": 0.9, "evaluate_2_test_accuracy": 0.8}
+
+
+def test_the_model_that_was_served_is_the_one_to_keep_serving(full, tmp_path):
+    assert result_of(tmp_path, full).packaged == tmp_path / "serve" / "serving"
+    assert result_of(tmp_path, full[:2]).packaged is None
+
+
+def test_people_read_rounded_seconds(full, tmp_path):
+    record_file = tmp_path / "elastic-train" / "job_record"
+    record_file.write_text(json.dumps({"recoveries": [{"cause": "x", "seconds": 0.51234, "steps_lost": 3}]}))
+    result = result_of(tmp_path, [{**step, "seconds": 4.1234} for step in full])
+    summary = io.StringIO()
+    show(result, summary)
+    for text in (summary.getvalue(), render_run(result)):
+        assert "4.1234" not in text
+        assert "4.12" not in text
+        assert "4.1" in text
+        assert "0.5123" not in text
+        assert "0.51" in text
+    assert result.document()["steps"][0]["seconds"] == 4.1234
+    assert result.recoveries[0]["seconds"] == 0.51234
+
+
+def test_a_long_error_is_not_broken_into_lines(tmp_path):
+    summary = io.StringIO()
+    show(result_of(tmp_path, [record("a", "failed", error="x " * 300)], exit_code=1), summary)
+    assert ("x " * 300).strip() in summary.getvalue()

@@ -67,3 +67,37 @@ def test_a_reader_that_went_away_does_not_stop_the_stream(tmp_path: Path) -> Non
     stream.pump()
     stream.say("own")
     stream.drain()
+
+
+def test_what_was_given_back_before_it_was_shown_is_said(tmp_path: Path) -> None:
+    output, log = io.BytesIO(), tmp_path / "log"
+    stream = LogStream(limit=1 << 20, output=output)
+    stream.follow(0, log)
+    log.write_bytes(b"old line\n" * 500_000)
+    assert stream.pump()
+    stream.drain()
+    shown = output.getvalue()
+    assert b"bytes were over the log limit before they could be shown)\n" in shown
+    assert b"\0" not in shown
+    assert shown.endswith(b"[rank0] old line\n")
+    assert not stream.pump()
+
+
+def test_torchxs_copies_of_the_stream_are_bounded_too(tmp_path: Path) -> None:
+    folder = tmp_path / "elastic" / "0"
+    folder.mkdir(parents=True)
+    log = tmp_path / "log"
+    with (folder / "stdout.log").open("ab") as output, (folder / "combined.log").open("ab") as combined:
+        stream = LogStream(limit=1 << 20, output=output)
+        stream.follow(0, log)
+        with log.open("ab") as file:
+            for _ in range(64):
+                file.write(b"line\n" * 20_000)
+                file.flush()
+                combined.write(b"line\n" * 20_000)
+                combined.flush()
+                stream.pump()
+    for name in ("stdout.log", "combined.log"):
+        status = (folder / name).stat()
+        assert status.st_size > 5 << 20
+        assert status.st_blocks * 512 <= 2 << 20

@@ -9,7 +9,14 @@ from elastic_runtime.supervisor.progress import Progress
 def report(path: Path, *lines: tuple[float, int, int]) -> None:
     with path.open("a") as file:
         for when, step, round_ in lines:
-            line = {"time": when, "step": step, "round": round_, "world_size": 2, "loss": 0.5, "samples": step * 10}
+            line = {
+                "time": when,
+                "step": step,
+                "round": round_,
+                "world_size": 2,
+                "loss": 0.5,
+                "samples": step * 10,
+            }
             file.write(json.dumps(line) + "\n")
 
 
@@ -21,10 +28,16 @@ def test_a_recovery_lasts_from_the_failure_to_the_next_finished_step(tmp_path: P
     progress.failed("rank 1: killed by SIGKILL", 3.0)
     report(progress.path, (2.9, 3, 0))
     progress.read()
-    assert progress.recoveries[0].seconds is None, "a step that was finished before the failure ends no recovery"
+    assert progress.recoveries[0].seconds is None, (
+        "a step that was finished before the failure ends no recovery"
+    )
     report(progress.path, (5.5, 2, 1))
     progress.read()
-    assert progress.recoveries[0].as_dict() == {"cause": "rank 1: killed by SIGKILL", "seconds": 2.5, "steps_lost": 2}
+    assert progress.recoveries[0].as_dict() == {
+        "cause": "rank 1: killed by SIGKILL",
+        "seconds": 2.5,
+        "steps_lost": 2,
+    }
     assert progress.step == 3
 
 
@@ -58,3 +71,29 @@ def test_a_half_line_and_a_broken_one_are_no_step(tmp_path: Path) -> None:
     progress.read()
     assert progress.step in (0, 1)
     assert progress.line.get("step") != 2
+
+
+def test_only_a_step_of_a_later_round_ends_a_recovery(tmp_path: Path) -> None:
+    progress = Progress(tmp_path / "metrics.jsonl")
+    report(progress.path, (1.0, 3, 0))
+    progress.read()
+    progress.failed("rank 1: killed by SIGKILL", 1.1, round_=0)
+    report(progress.path, (1.2, 4, 0))
+    progress.read()
+    assert progress.recoveries[0].seconds is None
+    report(progress.path, (3.1, 2, 1))
+    progress.read()
+    assert progress.recoveries[0].as_dict() == {
+        "cause": "rank 1: killed by SIGKILL",
+        "seconds": 2.0,
+        "steps_lost": 3,
+    }
+
+
+def test_what_is_no_report_is_left_out(tmp_path: Path) -> None:
+    progress = Progress(tmp_path / "metrics.jsonl")
+    lines = ["[1]", '"x"', '{"step": [2], "time": 1}', '{"step": 1e999, "time": 1, "round": 0, "world_size": 1}',
+             '{"step": 3, "time": "now", "round": 0, "world_size": 1}', '{"step": 9, "time": 1, "round": 0}']  # fmt: skip
+    progress.path.write_text("\n".join(lines) + "\n")
+    assert not progress.read()
+    assert (progress.step, progress.line) == (0, {})

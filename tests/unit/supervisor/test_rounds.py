@@ -313,3 +313,62 @@ def test_any_schedule_keeps_the_promises(
         assert job.done is not None or job.machine.phase == "running"
     if job.done is not None and job.done.state == "succeeded":
         assert not any(job.workers.values())
+
+
+def running(nodes: str = "2", max_restarts: int = 10) -> RoundMachine:
+    machine = RoundMachine(parse_nodes(nodes), max_restarts=max_restarts, now=0.0)
+    machine.begin()
+    for node in range(machine.nodes.maximum):
+        machine.node_ready(node, 0.0)
+    assert machine.phase == "running"
+    return machine
+
+
+def test_a_node_that_leaves_politely_ends_the_round_and_is_not_charged() -> None:
+    machine = running(max_restarts=0)
+    assert machine.node_leaving(0, 1.0) == [Stop((0, 1))]
+    for rank, code in ((0, -signal.SIGTERM), (1, 143)):
+        machine.worker_exited(Failure(node=rank, rank=rank, code=code), node=rank, rank=rank, now=1.0)
+    assert machine.node_lost(0, 1.0) == [Spawn(0)]
+    assert machine.node_stopped(1, 1.0) == []
+    assert machine.node_ready(0, 1.0) == [Start(1, {0: 0, 1: 1})]
+    assert machine.restarts == 0
+
+
+def test_a_store_lost_while_the_workers_meet_ends_the_round_and_later_does_not() -> None:
+    machine = running(max_restarts=0)
+    machine.progressed(1, in_round=-1)
+    assert machine.store_lost("died") == [Stop((0, 1))]
+    for node in (0, 1):
+        machine.node_stopped(node, 0.0)
+    assert machine.phase == "running"
+    machine.progressed(1, in_round=1)
+    assert machine.store_lost("died") == [], "they have met, and need it no more"
+    failure = Failure(node=0, rank=0, code=1, message="DistNetworkError: connection reset")
+    machine.worker_exited(failure, node=0, rank=0, now=0.0)
+    for node in (0, 1):
+        machine.node_stopped(node, 0.0)
+    assert (machine.phase, machine.restarts) == ("running", 0)
+
+
+def test_a_store_that_is_lost_again_and_again_ends_the_job() -> None:
+    machine = running()
+    for _ in range(5):
+        assert machine.store_lost("died") == [Stop((0, 1))]
+        for node in (0, 1):
+            machine.node_stopped(node, 0.0)
+    (stop, done) = machine.store_lost("died")
+    assert stop == Stop((0, 1))
+    assert done == Done("failed", "the store host was lost 6 times in a row; the last one died")
+
+
+def test_an_early_clean_exit_is_the_cause_of_the_others_broken_connections() -> None:
+    job = world("2")
+    for _ in range(2):
+        job.exit(1, 1, 0)
+        job.exit(0, 0, 1, "RuntimeError: Connection closed by peer")
+        job.wait(0.2)
+    assert job.done is not None
+    assert job.done.state == "failed"
+    assert "rank 1 failed twice at step 0" in job.done.reason
+    assert "ended with exit code 0 while the others went on" in job.done.reason

@@ -36,6 +36,7 @@ def test_a_damaged_one_is_passed_over_with_a_warning(
 ) -> None:
     checkpoint.save(tmp_path, state(1), step=1)
     newest = checkpoint.save(tmp_path, state(2), step=2)
+    assert newest is not None
     content = bytearray(newest.read_bytes())
     if damage == "flip":
         content[len(content) // 2] ^= 1
@@ -48,10 +49,19 @@ def test_a_damaged_one_is_passed_over_with_a_warning(
 
 
 def test_nothing_valid_is_no_checkpoint(tmp_path: Path) -> None:
-    checkpoint.save(tmp_path, state(1), step=1).write_bytes(b"x")
+    only = checkpoint.save(tmp_path, state(1), step=1)
+    assert only is not None
+    only.write_bytes(b"x")
     (tmp_path / "step-x.pt").touch()
     (tmp_path / ".step-0000000009-0000000000000000.pt.1").write_bytes(b"half")
     assert checkpoint.load(tmp_path) is None
+
+
+def test_without_a_folder_nothing_is_saved_or_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert checkpoint.save(None, state(1), step=1) is None
+    assert checkpoint.load(None) is None
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_failed_save_leaves_the_old_ones(tmp_path: Path) -> None:
