@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.errors import InputError
+
+if TYPE_CHECKING:
+    from elastic_runtime.launching.launcher import JobResult
 
 __all__ = ["RunCommand"]
 
@@ -65,15 +68,18 @@ class RunCommand:
             scheduler_args=scheduler_args,
             write=lambda line: write_line(stream, line),
         )
+        page = _write_report(result)
         if arguments.json:
             record = dict(
                 result.record or {"name": result.name, "state": result.state, "reason": result.reason}
             )
             record.pop("schema", None)
-            print_json({**record, "handle": result.handle, "folder": str(result.folder.path)})
+            print_json({**record, "handle": result.handle, "folder": str(result.folder.path), "report": page})
         else:
             why = "" if result.record is not None else f": {result.reason}"
             sys.stderr.write(f"job {result.name} {result.state}{why}: {result.folder.path}\n")
+            if page:
+                sys.stderr.write(f"report: {page}\n")
         return result.exit_code
 
     def _spec(self, arguments: argparse.Namespace) -> tuple[Any, dict[str, str]]:
@@ -119,6 +125,21 @@ class RunCommand:
         if spec.output_dir:
             Path(spec.output_dir).mkdir(parents=True, exist_ok=True)
         return spec, _pairs("--scheduler-arg", arguments.scheduler_arg)
+
+
+def _write_report(result: JobResult) -> str | None:
+    """Write the job's HTML report into its folder and return its path; None if there is no record or no room."""
+    if result.record is None:
+        return None
+    from elastic_runtime.jobs import report
+
+    page = result.folder.path / "report.html"
+    try:
+        page.write_text(report.render(result.folder, result.record), encoding="utf-8")
+    except OSError as error:
+        sys.stderr.write(f"warning: no report: {error}\n")
+        return None
+    return str(page)
 
 
 def _pairs(option: str, given: list[str]) -> dict[str, str]:

@@ -38,7 +38,8 @@ def render(folder: JobFolder, record: Mapping[str, Any]) -> str:
         page.key_figure("Time lost to failures", f"{sum(recovery['seconds'] for recovery in done):.1f} s")
     if metrics:
         page.section("Course of the run")
-        page.figure(_charts(metrics, record), "Dashed red: a failure. Dotted green: training again.")
+        marks = "Dashed red: a failure. Dotted green: training again. " if recoveries else ""
+        page.figure(_charts(metrics, record), f"{marks}Bold: the loss, smoothed over the last steps.")
     if recoveries:
         page.section("Failures and recoveries")
         # A program that reports no steps may well have gone on.
@@ -91,9 +92,11 @@ def _charts(metrics: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> 
     rates = _rates(metrics, start)
     rows = 3 if rates else 2
     with canvas(width=8.5, height=1.7 * rows, rows=rows, share_x=True) as (figure, axes):
-        axes[0].plot(times, loss, linewidth=1.2)
+        axes[0].plot(times, loss, linewidth=0.8, alpha=0.45, color=PALETTE[0])
+        axes[0].plot(times, _smoothed(loss), linewidth=1.6, color=PALETTE[0])
         axes[0].set_ylabel("loss")
-        if any(value > 0 for value in loss):
+        positive = [value for value in loss if value > 0]
+        if positive and max(positive) > 10 * min(positive):
             axes[0].set_yscale("log")
         if rates:
             axes[1].plot(*zip(*rates, strict=True), linewidth=1.2, color=PALETTE[2])
@@ -137,6 +140,20 @@ def _losses(metrics: Sequence[Mapping[str, Any]], start: float) -> tuple[list[fl
         times.append(line["time"] - start)
         losses.append(line["loss"] if isinstance(line.get("loss"), int | float) else float("nan"))
     return times, losses
+
+
+def _smoothed(values: Sequence[float], weight: float = 0.9) -> list[float]:
+    """Return the exponential moving average, corrected for its start (Kingma and Ba, 2015), anew after each gap."""
+    averages: list[float] = []
+    average, count = 0.0, 0
+    for value in values:
+        if value != value:
+            average, count = 0.0, 0
+            averages.append(value)
+            continue
+        average, count = weight * average + (1 - weight) * value, count + 1
+        averages.append(average / (1 - weight**count))
+    return averages
 
 
 def _world_sizes(axes: Axes, metrics: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> None:

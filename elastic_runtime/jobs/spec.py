@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import importlib.util
 import os
@@ -103,9 +104,7 @@ def program_of(script: str | None, module: str | None, *, present: bool = True) 
         return program
     path = program.source()
     if script and not Path(script).is_file():
-        raise MissingFileError(
-            f"script {script!r} {'is not a file' if Path(script).exists() else 'not found'}"
-        )
+        raise MissingFileError(_missing(Path(script)))
     if path is None:
         raise MissingFileError(f"module {module!r} not found: is it installed, or is this the right folder?")
     if path.suffix in (".py", ""):
@@ -117,6 +116,19 @@ def program_of(script: str | None, module: str | None, *, present: bool = True) 
                 f"{path}{line}: {type(error).__name__}: {getattr(error, 'msg', error)}"
             ) from error
     return program
+
+
+def _missing(script: Path) -> str:
+    """Say that there is no such script, and which one beside it may be meant."""
+    if script.exists():
+        return f"script '{script}' is not a file"
+    try:
+        beside = sorted(path.name for path in script.parent.glob("*.py"))
+    except OSError:
+        beside = []
+    near = difflib.get_close_matches(script.name, beside, n=1)
+    hint = f"; did you mean '{script.parent / near[0]}'?" if near else ""
+    return f"script '{script}' not found in {script.parent.absolute()}{hint}"
 
 
 def environment_of(values: Mapping[str, object] | None) -> dict[str, str]:

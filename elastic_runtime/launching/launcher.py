@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import logging
 import os
 import shutil
 import signal
@@ -87,6 +88,8 @@ def launch(
                 f"job {spec.name!r} is running ({folder.path}): stop it or choose another name"
             )
     app = check_appdef(build_appdef(spec, image=image))
+    # What torchx tells of itself (trackers, log folders) would stand between the job's own lines.
+    logging.getLogger("torchx").setLevel(logging.WARNING)
     output = write or (lambda line: write_line(sys.stdout, line))
     handle, status, trouble = "", None, ""
     try:

@@ -21,7 +21,7 @@ from elastic_runtime.supervisor import rounds
 from elastic_runtime.supervisor.environment import Place, worker_environment
 from elastic_runtime.supervisor.logs import LogStream
 from elastic_runtime.supervisor.node import NodeHandle
-from elastic_runtime.supervisor.progress import Progress
+from elastic_runtime.supervisor.progress import Progress, counted
 from elastic_runtime.supervisor.store import StoreHost
 
 __all__ = ["LocalJob"]
@@ -104,7 +104,7 @@ class LocalJob:
         self._wait(0.0 if self._behind else _POLL)
         self._read_progress()
         self._behind = self._stream.pump()
-        line = self._progress.show(self._machine.restarts)
+        line = self._progress.show(self._machine.restarts, round_=self._machine.round)
         if line is not None:
             self._stream.say(line)
         self._do(self._machine.tick(time.monotonic()))
@@ -151,9 +151,10 @@ class LocalJob:
         if self._progress.read():
             self._machine.progressed(self._progress.step, self._progress.round)
             if recovering and (recovery := self._progress.recoveries[-1]).seconds is not None:
+                again = counted(recovery.steps_lost or 0, "step")
                 self._tell(
                     "recovered",
-                    f"training again after {recovery.seconds:.1f} s, {recovery.steps_lost} steps done again",
+                    f"training again after {recovery.seconds:.1f} s, {again} done again",
                     **recovery.as_dict(),
                     step=self._progress.line["step"],
                 )
@@ -309,7 +310,10 @@ class LocalJob:
                 )
             self._nodes[node].send("start", round=number, workers=assigned)
         self._tell(
-            "round", f"round {number}: {world} workers on {len(groups)} nodes", round=number, world_size=world
+            "round",
+            f"round {number}: {counted(world, 'worker')} on {counted(len(groups), 'node')}",
+            round=number,
+            world_size=world,
         )
 
     # --- how it is told ----------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Progress", "Recovery"]
+__all__ = ["Progress", "Recovery", "counted"]
 
 
 @dataclass
@@ -101,10 +101,15 @@ class Progress:
         self.step = max(self.step, step)
         self.line = line
 
-    def show(self, restarts: int, *, every: float = 2.0) -> str | None:
-        """Return a progress line if one is due: step, loss, rate, workers, restarts."""
+    def show(self, restarts: int, *, round_: int, every: float = 2.0) -> str | None:
+        """Return a progress line of the current `round_` if one is due: step, loss, rate, workers, restarts."""
         now = time.monotonic()
-        if not self.line or now - self._shown < every or self.line is self._shown_line:
+        if (
+            not self.line
+            or self.round != round_
+            or now - self._shown < every
+            or self.line is self._shown_line
+        ):
             return None
         before, self._shown, self._shown_line = self._shown_line, now, self.line
         parts = [f"step {self.line['step']}"]
@@ -114,8 +119,13 @@ class Progress:
         rate = _rate(before, self.line)
         if rate is not None:
             parts.append(f"{rate:,.0f} samples/s")
-        parts += [f"{self.line['world_size']} workers", f"{restarts} restarts"]
+        parts += [counted(self.line["world_size"], "worker"), counted(restarts, "restart")]
         return "[progress] " + ", ".join(parts)
+
+
+def counted(number: int, noun: str) -> str:
+    """Return `number` and `noun`, in the plural where there is not one."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _rate(before: dict[str, Any], now: dict[str, Any]) -> float | None:

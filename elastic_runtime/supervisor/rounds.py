@@ -45,6 +45,8 @@ class Failure:
     """Last line of its traceback; empty if it left none."""
     step: int = 0
     """Steps that were finished when it ended."""
+    uptime: float = 0.0
+    """Seconds from the start of its round to its end."""
 
     @property
     def is_consequence(self) -> bool:
@@ -140,6 +142,7 @@ class RoundMachine:
         self._leaving: set[int] = set()
         self._finished: set[int] = set()
         self._round_of_step = -1
+        self._round_since = now
         self._forming_since = now
         self._not_before = now
         self._last: Failure | None = None
@@ -230,7 +233,7 @@ class RoundMachine:
                 return self._finish("succeeded", "every worker ended with exit code 0")
             return []
         if self.is_failure(failure):
-            self._failures.append(failure)
+            self._failures.append(replace(failure, uptime=now - self._round_since))
         return self._end_round() if self.phase == "running" else []
 
     def is_failure(self, failure: Failure) -> bool:
@@ -280,6 +283,7 @@ class RoundMachine:
         if not size or not (complete or now - self._forming_since >= _FORMING_PATIENCE):
             return []
         self.round += 1
+        self._round_since = now
         self.groups = self._group_ranks(size)
         self.phase = "running"
         self._active = set(self.groups)
@@ -346,10 +350,14 @@ class RoundMachine:
         self._not_before = now + delay
         return [Pause(self._not_before, delay, failure.cause)]
 
-    @staticmethod
-    def _is_users_bug(last: Failure | None, now: Failure) -> bool:
-        """The same exception at the same step twice cannot be bad luck."""
+    def _is_users_bug(self, last: Failure | None, now: Failure) -> bool:
+        """The same exception at the same step twice cannot be bad luck.
+
+        A script that reports no steps is taken to fail at the same place if it ran for about as long both times.
+        """
         if last is None or not now.message or now.code < 0 or now.is_consequence:
+            return False
+        if self._round_of_step < 0 and abs(last.uptime - now.uptime) > max(5.0, 0.25 * now.uptime):
             return False
         return (last.code, last.message, last.step) == (now.code, now.message, now.step)
 

@@ -49,6 +49,9 @@ def test_none_or_both_is_an_error(script: str | None, module: str | None) -> Non
 def test_a_missing_program_is_named(tmp_path: Path) -> None:
     with pytest.raises(MissingFileError, match=r"no/such.py"):
         program_of("no/such.py", None)
+    (tmp_path / "train.py").touch()
+    with pytest.raises(MissingFileError, match=r"did you mean '.*train\.py'"):
+        program_of(str(tmp_path / "trian.py"), None)
     with pytest.raises(MissingFileError, match="is not a file"):
         program_of(str(tmp_path), None)
     with pytest.raises(MissingFileError, match="no_such_module"):

@@ -52,17 +52,22 @@ def test_failures_in_a_recovery_are_one_recovery_and_the_real_cause_wins(tmp_pat
 
 def test_the_progress_line_has_a_rate_only_within_a_round(tmp_path: Path) -> None:
     progress = Progress(tmp_path / "metrics.jsonl")
-    assert progress.show(0) is None
+    assert progress.show(0, round_=0) is None
+    assert progress.show(0, round_=-1) is None, "before the first round"
     report(progress.path, (1.0, 1, 0))
     progress.read()
-    assert progress.show(0, every=0) == "[progress] step 1, loss 0.5, 2 workers, 0 restarts"
-    assert progress.show(0, every=0) is None, "nothing new"
+    assert progress.show(0, round_=0, every=0) == "[progress] step 1, loss 0.5, 2 workers, 0 restarts"
+    assert progress.show(0, round_=0, every=0) is None, "nothing new"
     report(progress.path, (2.0, 11, 0))
     progress.read()
-    assert progress.show(1, every=0) == "[progress] step 11, loss 0.5, 100 samples/s, 2 workers, 1 restarts"
+    assert (
+        progress.show(1, round_=0, every=0)
+        == "[progress] step 11, loss 0.5, 100 samples/s, 2 workers, 1 restart"
+    )
+    assert progress.show(1, round_=1, every=0) is None, "a line of the round before says nothing of this one"
     report(progress.path, (3.0, 12, 1))
     progress.read()
-    assert progress.show(1, every=0) == "[progress] step 12, loss 0.5, 2 workers, 1 restarts"
+    assert progress.show(1, round_=1, every=0) == "[progress] step 12, loss 0.5, 2 workers, 1 restart"
 
 
 def test_a_half_line_and_a_broken_one_are_no_step(tmp_path: Path) -> None:

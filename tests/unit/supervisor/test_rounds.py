@@ -198,6 +198,15 @@ def test_the_same_exception_at_the_same_step_twice_ends_the_job() -> None:
     assert "twice at step 7" in job.done.reason
 
 
+@pytest.mark.parametrize(("second", "done"), [(1.0, True), (100.0, False)])
+def test_without_reported_steps_the_same_place_is_about_the_same_time(second: float, done: bool) -> None:
+    job = world()
+    for uptime in (2.0, second):
+        job.now += uptime
+        job.exit(0, 0, 1, message="OSError: no answer")
+    assert (job.done is not None) is done
+
+
 @pytest.mark.parametrize(
     ("code", "message", "steps"),
     [(1, "KeyError: 'x'", (7, 8)), (-signal.SIGKILL, "", (7, 7)), (1, "RuntimeError: Connection closed by peer", (7, 7))],
