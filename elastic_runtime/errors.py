@@ -47,6 +47,9 @@ EXIT_TRY_AGAIN = 3
 EXIT_GATE = 4
 EXIT_INTERRUPTED = 130
 
+_SHOWN_NAMES = 10
+"""Known names that a message lists before it counts the rest."""
+
 
 class ElasticError(Exception):
     """Base of every error of this package; `exit_code` is what a command line returns for it."""
@@ -67,9 +70,14 @@ class UnknownNameError(InputError, LookupError):
     def of(cls, what: str, given: str, known: Iterable[str]) -> UnknownNameError:
         """Build the error for `given`, which is none of `known` (`what` says what kind of name it is)."""
         names = sorted(known)
-        near = difflib.get_close_matches(given, names, n=1)
+        near = difflib.get_close_matches(given, names, n=3)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        return cls(f"unknown {what} {given!r}{hint} (known: {', '.join(names) or 'none'})")
+        if len(names) > _SHOWN_NAMES + 1:
+            shown = [*near, *(name for name in names if name not in near)][:_SHOWN_NAMES]
+            listed = f"{', '.join(shown)} … and {len(names) - len(shown)} more"
+        else:
+            listed = ", ".join(names) or "none"
+        return cls(f"unknown {what} {given!r}{hint} (known: {listed})")
 
 
 class MissingFileError(InputError, FileNotFoundError):

@@ -24,7 +24,7 @@ from typing import Any
 
 from elastic_runtime.errors import InputError, IntegrityError, NameInUseError
 
-__all__ = ["JobFolder", "default_folder", "tail", "write_json"]
+__all__ = ["JobFolder", "default_folder", "is_report", "tail", "write_json"]
 
 SCHEMA = 1
 _FILES = ("events.jsonl", "metrics.jsonl", "record.json")
@@ -206,8 +206,11 @@ class JobFolder:
         return list(_lines(self.path / "events.jsonl"))
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Return every reported step so far, in the order in which they were finished."""
-        return list(_lines(self.path / "metrics.jsonl"))
+        """Return every reported step so far, in the order in which they were finished.
+
+        Whatever else a program wrote there is left out.
+        """
+        return [line for line in _lines(self.path / "metrics.jsonl") if is_report(line)]
 
     def record(self) -> dict[str, Any] | None:
         """Return how the job ended, or None while it has not. Raises `IntegrityError` for an unknown version."""
@@ -227,6 +230,16 @@ def _document(path: Path) -> dict[str, Any]:
     if document.get("schema") != SCHEMA:
         raise IntegrityError(f"{path}: schema {document.get('schema')!r} is not the {SCHEMA} known here")
     return document
+
+
+def is_report(line: Any) -> bool:
+    """Return whether `line` is the report of a finished step, as `worker.log` writes it."""
+    return (
+        isinstance(line, dict)
+        and all(type(line.get(key)) is int for key in ("step", "round", "world_size"))
+        and type(line.get("time")) in (int, float)
+        and all(isinstance(value, int | float | str) for value in line.values())
+    )
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -195,8 +195,15 @@ def read_config(folder: str | os.PathLike[str]) -> ModelConfig:
     try:
         text = path.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError) as error:
+        where = f"no model in {os.fspath(folder)!r}"
+        if not Path(folder).exists():
+            raise MissingFileError(
+                f"{where}: the folder does not exist; give the folder that training wrote"
+            ) from error
+        if not Path(folder).is_dir():
+            raise MissingFileError(f"{where}: that is a file; give the folder that training wrote") from error
         raise MissingFileError(
-            f"no model in {os.fspath(folder)!r}: {CONFIG_FILE} is missing, and it is written last, so the "
+            f"{where}: {CONFIG_FILE} is missing, and it is written last, so the "
             "model was never finished; give the folder that training wrote"
         ) from error
     except UnicodeDecodeError as error:

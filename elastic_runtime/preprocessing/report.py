@@ -31,7 +31,7 @@ def render_report(result: PreprocessResult) -> str:
         f"Data report: {manifest.name}",
         f"{manifest.task} of “{manifest.target}” ({profile.task_reason}), split with seed {manifest.seed}",
         status="warn" if concerns else "good",
-        status_text="look at the findings" if concerns else "nothing found",
+        status_text="look at the findings" if concerns else "no findings",
     )
     kept = sum(split.rows for split in manifest.splits.values())
     page.key_figure("rows kept", kept, f"of {manifest.source.rows:,} in the source")
@@ -175,13 +175,19 @@ def _features(page: Page, result: PreprocessResult) -> None:
         count = len(profile.histograms)
         columns = min(4, count)
         rows = -(-count // columns)
-        with canvas(width=7.5, height=1.5 * rows + 0.3, rows=rows, columns=columns) as (figure, axes):
+        with canvas(width=7.5, height=1.5 * rows + 0.6, rows=rows, columns=columns) as (figure, axes):
             for axis, histogram in zip(axes, profile.histograms, strict=False):
                 _draw_histogram(axis, histogram, title=_short(histogram.name, 24))
                 axis.set_yticks([])
             for axis in axes[count:]:
                 axis.set_visible(False)
+            handles, labels = max((axis.get_legend_handles_labels() for axis in axes[:count]), key=_labelled)
+            figure.legend(handles, labels, ncols=3, loc="outside upper right", fontsize=8)
             page.figure(to_svg(figure), _HISTOGRAM_CAPTION + " Values before normalisation.")
+
+
+def _labelled(pair: tuple[list[Any], list[Any]]) -> int:
+    return len(pair[1])
 
 
 _SPREAD_CAPTION: Final = (

@@ -124,15 +124,21 @@ def _check_features(features: tuple[str, ...], columns: Mapping[str, TypedColumn
     empty = [name for name in features if columns[name].kind == EMPTY]
     if empty:
         raise DataError(
-            f"source {source!r}: column {_listed(empty)} has no value in any row: leave it out of the data, "
-            "or name the other columns in features"
+            f"source {source!r}: {_columns(empty)} {'has' if len(empty) == 1 else 'have'} no value in any row: "
+            f"leave {'it' if len(empty) == 1 else 'them'} out of the data, or name the other columns in features"
         )
     other = [name for name in features if columns[name].kind not in NUMERIC]
     if other:
         kinds = ", ".join(sorted({_what(columns[name]) for name in other}))
+        one = len(other) == 1
+        says = (
+            "holds {} and cannot be a feature, which is a number: name it"
+            if one
+            else ("hold {} and cannot be features, which are numbers: name them")
+        )
         raise DataError(
-            f"source {source!r}: column {_listed(other)} holds {kinds} and cannot be a feature, which is a "
-            "number: name it in extra_columns to keep it, or list the numeric columns in features"
+            f"source {source!r}: {_columns(other)} {says.format(kinds)} in extra_columns to keep "
+            f"{'it' if one else 'them'}, or list the numeric columns in features"
         )
 
 
@@ -145,8 +151,12 @@ def _unknown(name: str, names: list[str], what: str) -> UnknownNameError:
         return UnknownNameError(
             f"unknown {what} {name!r}: there is one column, {names[0]!r}: separate the fields by commas"
         )
-    return UnknownNameError.of(what, name, names[:50])
+    return UnknownNameError.of(what, name, names)
 
 
 def _listed(names: list[str]) -> str:
     return ", ".join(repr(name) for name in names[:20]) + (" …" if len(names) > 20 else "")
+
+
+def _columns(names: list[str]) -> str:
+    return f"{'column' if len(names) == 1 else 'columns'} {_listed(names)}"

@@ -85,6 +85,11 @@ class Page:
         """Add a paragraph."""
         self._add(_Block("text", paragraph))
 
+    def links(self, links: Mapping[str, str]) -> None:
+        """Add a line of links, label to relative address; nothing when there are none."""
+        if links:
+            self._add(_Block("links", dict(links)))
+
     def code(self, text: str, caption: str = "") -> None:
         """Add preformatted text, such as a traceback or the end of a log."""
         self._add(_Block("code", text, caption))

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from elastic_runtime.jobs.folder import is_report
+
 __all__ = ["Progress", "Recovery", "counted"]
 
 
@@ -80,15 +82,15 @@ class Progress:
         *lines, self._rest = (self._rest + data).split(b"\n")
         seen = False
         for raw in lines:
-            # Whatever else a program writes there must not harm the job.
-            with suppress(ValueError, KeyError, TypeError, OverflowError):
-                self._take(json.loads(raw))
-                seen = True
+            with suppress(ValueError):
+                line = json.loads(raw)
+                if is_report(line):
+                    self._take(line)
+                    seen = True
         return seen
 
     def _take(self, line: dict[str, Any]) -> None:
-        step, when, round_ = int(line["step"]), float(line["time"]), int(line["round"])
-        int(line["world_size"])
+        step, when, round_ = line["step"], line["time"], line["round"]
         open_recovery = (
             self.recoveries[-1] if self.recoveries and self.recoveries[-1].seconds is None else None
         )

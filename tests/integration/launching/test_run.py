@@ -229,7 +229,8 @@ while not pathlib.Path("finish").exists() or step < 5:
     out, err = process.communicate(timeout=60)
     assert process.returncode == 0, out + err
     record = record_of(folder)
-    assert record["restarts"] == 1, "a lost node is not charged"
+    told = [event["text"] for event in record["events"] if "text" in event]
+    assert record["restarts"] == 1, f"a lost node is not charged: {told}"
     assert [recovery["cause"] for recovery in record["recoveries"]] == [
         "node 0 lost",
         "rank 0: killed by SIGKILL",
