@@ -48,6 +48,8 @@ while step < TOTAL or not pathlib.Path("finish").exists():
     if enough.item():
         break
 print("END", step, int(net[1].num_batches_tracked), scheduler.last_epoch, flush=True)
+dist.barrier()
+dist.destroy_process_group()
 """
 
 

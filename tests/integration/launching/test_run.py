@@ -215,6 +215,9 @@ while not pathlib.Path("finish").exists() or step < 5:
     if flag.item() and step >= 5:
         break
     time.sleep(0.01)
+# Without this, who ends last may find its peer gone and abort: then that is a failure, and charged.
+dist.barrier()
+dist.destroy_process_group()
 """)
     folder = sandbox.folder / "job"
     process = sandbox.start("kfp-elastic", "run", "--nodes", "1:2", "--state-dir", "job", script)
