@@ -24,6 +24,7 @@ __all__ = [
     "MAX_PARAMETER_BYTES",
     "ElasticComponent",
     "component",
+    "is_constant",
     "json_bytes",
     "parameter_kind",
 ]
@@ -47,6 +48,7 @@ _START = "python3 -m kfp.dsl.executor_main"
 _START_SAFELY = "python3 -P -m kfp.dsl.executor_main"
 
 Completed = Callable[[dict[str, Any]], dict[str, Any]]
+Checked = Callable[[dict[str, Any]], None]
 
 _CHANNELS = (pipeline_channel.PipelineChannel, pipeline_task.PipelineTask)
 
@@ -64,6 +66,13 @@ class ElasticComponent(PythonComponent):  # type: ignore[misc]
 
     completed: Completed | None = None
     """See `component`."""
+    checked: Checked | None = None
+    """See `component`."""
+
+    @property
+    def _written(self) -> str:
+        """Name as it stands in the author's code; kfp's own has `-` for `_`."""
+        return str(self.python_func.__name__)
 
     def __call__(self, *args: Any, **kwargs: Any) -> pipeline_task.PipelineTask:
         """Create the task. Raises `InputError` for a value that cannot be passed and for an unknown name."""
@@ -74,24 +83,33 @@ class ElasticComponent(PythonComponent):  # type: ignore[misc]
         total = 0
         for name, value in kwargs.items():
             if name not in inputs:
-                raise UnknownNameError.of(f"parameter of {self.name}()", name, inputs)
+                raise UnknownNameError.of(f"parameter of {self._written}()", name, inputs)
             if value is None:
                 if inputs[name].optional:
                     continue
-                raise InputError(f"{self.name}(): {name}=None, but {name} is required: give a value")
+                raise InputError(f"{self._written}(): {name}=None, but {name} is required: give a value")
             kept[name], size = self._checked(name, value, parameter_kind(inputs[name].type))
             total += size
         if total > MAX_PARAMETER_BYTES:
             raise InputError(
-                f"{self.name}(): the parameters {', '.join(kept)} are {total:,} bytes long together; "
+                f"{self._written}(): the parameters {', '.join(kept)} are {total:,} bytes long together; "
                 f"a step may have {MAX_PARAMETER_BYTES:,}: put the longest into a file and pass its path"
             )
+        self._check_constants({name: kwargs[name] for name in kept})
         return super().__call__(*args, **kept)
+
+    def _check_constants(self, arguments: dict[str, Any]) -> None:
+        if self.checked is None:
+            return
+        try:
+            self.checked({name: value for name, value in arguments.items() if _may_be_checked(value)})
+        except InputError as error:
+            raise type(error)(f"{self._written}(): {error}") from error
 
     def _checked(self, name: str, value: Any, kind: str) -> tuple[Any, int]:
         if isinstance(value, _CHANNELS):
             return value, 0
-        where = f"{self.name}(): {name}={value!r:.80}"
+        where = f"{self._written}(): {name}={value!r:.80}"
         if kind == "NUMBER_DOUBLE" and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)
         if isinstance(value, float) and not math.isfinite(value):
@@ -107,6 +125,18 @@ class ElasticComponent(PythonComponent):  # type: ignore[misc]
                 "put it into a file and pass its path or URL"
             )
         return value, size
+
+
+def is_constant(value: Any) -> bool:
+    """Whether `value` is known when the pipeline is compiled: it holds no parameter or output of the pipeline."""
+    if isinstance(value, pipeline_task.PipelineTask):
+        return False
+    return not pipeline_channel.extract_pipeline_channels_from_any(value)
+
+
+def _may_be_checked(value: Any) -> bool:
+    # Of a dict, the check itself tells the constants from the rest.
+    return isinstance(value, dict) or is_constant(value)
 
 
 def json_bytes(value: Any) -> int:
@@ -127,20 +157,29 @@ def parameter_kind(declared: Any) -> str:
 @overload
 def component(function: Callable[..., Any]) -> ElasticComponent: ...
 @overload
-def component(*, completed: Completed) -> Callable[[Callable[..., Any]], ElasticComponent]: ...
 def component(
-    function: Callable[..., Any] | None = None, *, completed: Completed | None = None
+    *, completed: Completed | None = None, checked: Checked | None = None
+) -> Callable[[Callable[..., Any]], ElasticComponent]: ...
+def component(
+    function: Callable[..., Any] | None = None,
+    *,
+    completed: Completed | None = None,
+    checked: Checked | None = None,
 ) -> ElasticComponent | Callable[[Callable[..., Any]], ElasticComponent]:
     """Declare `function` as a component of this package (used as a decorator).
 
     `completed` gets the arguments of each call and returns those to use: for what only the author's machine knows.
+    `checked` gets those that are constants (a dict may still hold parameters of the pipeline, see `is_constant`)
+    and raises `InputError` for what the step would refuse.
     """
     if function is None:
-        return functools.partial(_component, completed=completed)
-    return _component(function, completed=completed)
+        return functools.partial(_component, completed=completed, checked=checked)
+    return _component(function, completed=completed, checked=checked)
 
 
-def _component(function: Callable[..., Any], *, completed: Completed | None) -> ElasticComponent:
+def _component(
+    function: Callable[..., Any], *, completed: Completed | None, checked: Checked | None
+) -> ElasticComponent:
     made = dsl.component(function, base_image=IMAGE, install_kfp_package=False)
     # kfp puts the function's source last into the command; what is added to it runs in the step's process.
     command = made.component_spec.implementation.container.command
@@ -149,6 +188,7 @@ def _component(function: Callable[..., Any], *, completed: Completed | None) -> 
     command[:-1] = [part.replace(_START, _START_SAFELY) for part in command[:-1]]
     ours = ElasticComponent(component_spec=made.component_spec, python_func=made.python_func)
     ours.completed = completed
+    ours.checked = checked
     return ours
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,5 +75,10 @@ def lookup(name: str) -> RegisteredPipeline:
         )
     found = REGISTRY.get(name.replace("-", "_"))
     if found is None:
-        raise UnknownNameError.of("pipeline", name, REGISTRY)
+        code = name if name.endswith(".py") else "FILE.py"
+        target = code.removesuffix(".py") + ".yaml"
+        raise UnknownNameError(
+            f"{UnknownNameError.of('pipeline', name, REGISTRY)}; a compiled .yaml file is taken too: "
+            f"kfp dsl compile --py {shlex.quote(code)} --output {shlex.quote(target)}"
+        )
     return found

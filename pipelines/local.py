@@ -35,7 +35,9 @@ from elastic_runtime.processes.guard import guarded
 from kfp_elastic.pipelines import RegisteredPipeline, lookup
 from kfp_elastic.pipelines.compiling import compiled_text, load_pipeline
 from kfp_elastic.pipelines.faults import TRAIN_STEP, kill_environment
+from kfp_elastic.pipelines.limits import check_limits
 from kfp_elastic.pipelines.parameters import check_nested_text, checked_parameters
+from kfp_elastic.pipelines.planned import planned_steps
 from kfp_elastic.pipelines.results import FAILED, RunResult, collect, write_result
 from kfp_elastic.pipelines.run_page import render_run
 from kfp_elastic.pipelines.scratch import scratch_folder
@@ -70,6 +72,7 @@ def run_local(
     entry = lookup(name)
     pipeline = load_pipeline(entry)
     values = checked_parameters(parameters or {}, pipeline.component_spec.inputs, pipeline=entry.name)
+    check_limits(values, entry)
     package = compiled_text(pipeline)
     check_nested_text(values, package, pipeline=entry.name)
     environments = {}
@@ -98,6 +101,7 @@ def run_local(
                 interrupted=stopping.requested,
                 seconds=time.monotonic() - began,
                 wants_recovery=kill_worker,
+                planned=planned_steps(package),
             )
             result = _written(result)
             if keep_serving:

@@ -157,9 +157,10 @@ class LocalRun:
                 )
                 raise
             finally:
-                if problem is None:
-                    problem = _describe_outputs(record, outputs, kwargs["component_spec"], folder)
-                    ended = status.Status.FAILURE if problem else ended
+                # Also of a step that failed: its report says more than its error.
+                missing = _describe_outputs(record, outputs, kwargs["component_spec"], folder)
+                if problem is None and missing:
+                    problem, ended = missing, status.Status.FAILURE
                 record["seconds"] = round(time.monotonic() - began, 3)
                 record["status"] = "failed" if problem else "succeeded"
                 record["error"] = problem

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 from elastic_runtime.errors import ElasticError, InputError, MissingFileError
 from kfp_elastic.pipelines import lookup
 from kfp_elastic.pipelines.compiling import check_image, compiled_text, load_pipeline
+from kfp_elastic.pipelines.limits import check_limits
 from kfp_elastic.pipelines.parameters import check_nested_text, checked_parameters
 
 __all__ = ["TOKEN_VARIABLE", "SubmittedRun", "submit"]
@@ -72,6 +73,7 @@ def submit(
     token = _token(token_file)
     pipeline = load_pipeline(entry)
     values = checked_parameters(parameters or {}, pipeline.component_spec.inputs, pipeline=entry.name)
+    check_limits(values, entry)
     text = compiled_text(pipeline, image=None if image is None else check_image(image))
     check_nested_text(values, text, pipeline=entry.name)
     _bounded(lambda: _probe(host, token), _PROBE_S, host=host, doubt="is it the API server?")

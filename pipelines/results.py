@@ -18,7 +18,11 @@ __all__ = [
     "RunResult",
     "StepResult",
     "collect",
+    "metrics_by_step",
+    "named_page",
+    "reports_of_end",
     "rounded",
+    "served_sentences",
     "write_result",
 ]
 
@@ -87,6 +91,8 @@ class RunResult:
     """Folder of the packaged model that was served."""
     artifacts: Mapping[str, Path]
     """Absolute path of every artifact by `step/name`."""
+    not_run: Sequence[str] = ()
+    """Steps of the pipeline that did not run: left out by a condition, or because the run ended before."""
     notes: Sequence[str] = ()
     """What a person should know about the run, one sentence each."""
 
@@ -96,6 +102,11 @@ class RunResult:
         if self.interrupted:
             return EXIT_INTERRUPTED
         return {SUCCEEDED: EXIT_OK, GATE_FAILED: EXIT_GATE}.get(self.status, EXIT_FAILED)
+
+    @property
+    def not_run_status(self) -> str:
+        """What to call a step that did not run: `skipped` by a condition, or `not run` in a run that failed."""
+        return "not run" if self.status == FAILED else "skipped"
 
     def document(self) -> dict[str, Any]:
         """Return the JSON document of `pipeline run --local --json`, without `schema`."""
@@ -117,6 +128,7 @@ class RunResult:
                 {"name": step.name, "status": step.status, "seconds": step.seconds, "error": step.error}
                 for step in self.steps
             ],
+            "not_run": list(self.not_run),
             "notes": list(self.notes),
         }
 
@@ -131,10 +143,12 @@ def collect(
     interrupted: bool,
     seconds: float,
     wants_recovery: bool,
+    planned: Sequence[str] = (),
 ) -> RunResult:
     """Return the result of a run from what its steps recorded and wrote.
 
-    `exit_code` is that of the process that ran kfp; `wants_recovery` says that a worker was to be killed.
+    `exit_code` is that of the process that ran kfp; `wants_recovery` says that a worker was to be killed; `planned`
+    has the names of the pipeline's steps.
     """
     steps = [StepResult.of(record) for record in records]
     status, error = _verdict(steps, exit_code, interrupted)
@@ -158,6 +172,7 @@ def collect(
         served=served,
         packaged=packaged,
         artifacts={f"{step.name}/{name}": path for step, name, path in _present(steps)},
+        not_run=_not_run(steps, planned),
         notes=notes,
     )
 
@@ -187,6 +202,38 @@ def rounded(seconds: float | None, digits: int) -> float | None:
     return None if seconds is None else round(seconds, digits)
 
 
+def reports_of_end(result: RunResult) -> Iterator[tuple[str, Path]]:
+    """Yield step and path of each HTML report of the step that decided how a run ended badly."""
+    decided = [step for step in result.steps if step.status != "succeeded"] or [
+        step for step in result.steps if step.evaluates and step.parameters.get("Output") == "failed"
+    ]
+    for step in decided[:1] if result.error else ():
+        for artifact in step.artifacts.values():
+            if artifact["type"] == "system.HTML":
+                yield step.name, named_page(Path(artifact["path"]))
+
+
+def named_page(path: Path) -> Path:
+    """Return the file with an ending that `path` links to (see `write_result`), or `path` itself."""
+    return path.parent / path.readlink() if path.is_symlink() else path
+
+
+def served_sentences(served: Mapping[str, Any]) -> list[str]:
+    """Return where a model was or is served, and what it answered."""
+    if served.get("pid") is None:
+        where = f"the model was served at {served.get('url')} (stopped; --keep-serving leaves it running)"
+    else:
+        where = (
+            f"the model is being served at {served.get('url')} by process {served['pid']}, until you stop it: "
+            f"{served['stop']}"
+        )
+    answer = (
+        "the server's answer" if served.get("answer") is None else f"it answered {served['answer']!r}, which"
+    )
+    equals = "equals" if served.get("matches_offline") else "DIFFERS from"
+    return [where, f"{answer} {equals} the offline prediction"]
+
+
 def _verdict(steps: Sequence[StepResult], exit_code: int, interrupted: bool) -> tuple[str, str | None]:
     failed = [step for step in steps if step.status == "failed"]
     running = [step for step in steps if step.status == "interrupted"]
@@ -201,8 +248,25 @@ def _verdict(steps: Sequence[StepResult], exit_code: int, interrupted: bool) -> 
         return FAILED, f"the process that runs the pipeline ended{where} with {how}; its output is above"
     for step in steps:
         if step.evaluates and step.parameters.get("Output") == "failed":
-            return GATE_FAILED, f"the quality gate of step {step.name} said no: see its report"
+            return GATE_FAILED, f"the quality gate of step {step.name} said no: {_broken_rules(step)}"
     return SUCCEEDED, None
+
+
+def _broken_rules(step: StepResult) -> str:
+    """Return in words which rules of the evaluation `step` were broken."""
+    for artifact in step.artifacts.values():
+        gate = _read_json(Path(artifact["path"])).get("gate")
+        rules = gate.get("rules") if isinstance(gate, dict) else None
+        broken = [str(rule.get("reason")) for rule in rules or () if rule.get("passed") is False]
+        if broken:
+            return "; ".join(broken)
+    return "see its report"
+
+
+def _not_run(steps: Sequence[StepResult], planned: Sequence[str]) -> list[str]:
+    # A step inside a loop is called for-loop-1-iteration-0/NAME.
+    ran = {step.name.rpartition("/")[2] for step in steps}
+    return [name for name in planned if name not in ran]
 
 
 def _present(steps: Sequence[StepResult]) -> Iterator[tuple[StepResult, str, Path]]:
@@ -211,14 +275,20 @@ def _present(steps: Sequence[StepResult]) -> Iterator[tuple[StepResult, str, Pat
             yield step, name, Path(artifact["path"])
 
 
-def _metrics(steps: Sequence[StepResult]) -> dict[str, float]:
-    found: dict[str, list[tuple[StepResult, float]]] = {}
+def metrics_by_step(steps: Sequence[StepResult]) -> Iterator[tuple[StepResult, str, float]]:
+    """Yield every finite number of every Metrics artifact: step, name, value."""
     for step in steps:
         for artifact in step.artifacts.values():
             if artifact["type"] == "system.Metrics":
                 for key, value in artifact["metadata"].items():
                     if isinstance(value, int | float) and math.isfinite(value):
-                        found.setdefault(key, []).append((step, _plain(value)))
+                        yield step, key, _plain(value)
+
+
+def _metrics(steps: Sequence[StepResult]) -> dict[str, float]:
+    found: dict[str, list[tuple[StepResult, float]]] = {}
+    for step, key, value in metrics_by_step(steps):
+        found.setdefault(key, []).append((step, value))
     flat = {}
     for key, values in found.items():
         # The evaluation's names are the ones that people ask for: they stay short if there is one evaluation.
@@ -235,9 +305,11 @@ def _plain(value: float) -> float:
 
 
 def _recoveries(steps: Sequence[StepResult]) -> Iterator[dict[str, Any]]:
-    for _, name, path in _present(steps):
+    for step, name, path in _present(steps):
         if name == "job_record":
             for recovery in _read_json(path).get("recoveries", []):
+                if step.status == "failed" and recovery.get("seconds") is None:
+                    continue  # the failure that the job did not survive
                 yield {key: recovery.get(key) for key in ("cause", "seconds", "steps_lost")}
 
 

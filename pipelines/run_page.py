@@ -7,7 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from elastic_runtime.report import Page
-from kfp_elastic.pipelines.results import FAILED, GATE_FAILED, RunResult, rounded
+from kfp_elastic.pipelines.results import (
+    FAILED,
+    GATE_FAILED,
+    RunResult,
+    metrics_by_step,
+    named_page,
+    reports_of_end,
+    rounded,
+    served_sentences,
+)
+from kfp_elastic.pipelines.step_output import readable
 
 __all__ = ["render_run", "served_rows"]
 
@@ -27,20 +37,24 @@ def render_run(result: RunResult) -> str:
     )
     _figures(page, result)
     if result.error:
-        page.section("What happened")
-        page.code(result.error)
-        _log_tail(page, result)
+        _what_happened(page, result)
     for note in result.notes:
         page.text(note)
     _steps(page, result)
     _recoveries(page, result)
     if result.served:
         page.section("Served model")
-        page.table(["", ""], served_rows(result.served))
+        for sentence in served_sentences(result.served):
+            page.text(f"{sentence[0].upper()}{sentence[1:]}.")
+        said = {"url", "answer", "matches_offline", "pid", "stop"}
+        others = {name: value for name, value in result.served.items() if name not in said}
+        page.table(["", ""], served_rows(others))
     _artifacts(page, result)
     if result.metrics:
         page.section("Metrics")
-        page.table(["metric", "value"], sorted(result.metrics.items()))
+        rows = [(step.name, name, value) for step, name, value in metrics_by_step(result.steps)]
+        order = {step.name: number for number, step in enumerate(result.steps)}
+        page.table(["step", "metric", "value"], sorted(rows, key=lambda row: (order[row[0]], row[1])))
     if result.parameters:
         page.section("Parameters given")
         page.table(["parameter", "value"], [(name, str(value)) for name, value in result.parameters.items()])
@@ -79,14 +93,21 @@ def _figures(page: Page, result: RunResult) -> None:
         page.key_figure("served answer", "equals offline" if matches else "differs from offline")
 
 
-def _log_tail(page: Page, result: RunResult) -> None:
+def _what_happened(page: Page, result: RunResult) -> None:
+    page.section("What happened")
+    for line in (result.error or "").splitlines():
+        page.text(line)
+    links = {
+        f"report of {step}": os.path.relpath(path, result.run_dir) for step, path in reports_of_end(result)
+    }
     failed = [step for step in result.steps if step.status != "succeeded"]
-    if not failed:
+    log = _log_of(result.run_dir, failed[0].name) if failed else None
+    if log is None or not log.is_file():
+        page.links(links)
         return
-    path = _log_of(result.run_dir, failed[0].name)
-    if path.is_file():
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-        page.code("\n".join(lines[-_LOG_LINES:]), f"End of the output of step {failed[0].name}")
+    page.links({**links, f"whole log of {failed[0].name}": os.path.relpath(log, result.run_dir)})
+    lines = readable(log.read_text(encoding="utf-8", errors="replace").splitlines())
+    page.code("\n".join(lines[-_LOG_LINES:]), f"End of the output of step {failed[0].name}")
 
 
 def _log_of(run_dir: Path, step: str) -> Path:
@@ -98,15 +119,15 @@ def _steps(page: Page, result: RunResult) -> None:
     rows, links = [], {}
     for step in result.steps:
         log = _log_of(result.run_dir, step.name)
-        label = f"{step.name} output"
+        label = f"{step.name}.log"
         if log.is_file():
             links[label] = os.path.relpath(log, result.run_dir)
         said = step.parameters.get("Output")
         rows.append(
-            (step.name, step.status, rounded(step.seconds, 1), said, label if log.is_file() else None)
+            (step.name, step.status, rounded(step.seconds, 1), label if log.is_file() else None, said)
         )
-    page.table(["step", "status", "seconds", "returned", "printed"], rows, links=links)
-    page.text("A step that is not listed did not run.")
+    rows += [(name, result.not_run_status, None, None, None) for name in result.not_run]
+    page.table(["step", "status", "seconds", "log", "returned"], rows, links=links)
 
 
 def _recoveries(page: Page, result: RunResult) -> None:
@@ -125,7 +146,7 @@ def _artifacts(page: Page, result: RunResult) -> None:
     links: dict[str, str] = {}
     for step in result.steps:
         for artifact in step.artifacts.values():
-            path = _page_of(Path(artifact["path"]))
+            path = named_page(Path(artifact["path"]))
             relative = os.path.relpath(path, result.run_dir)
             shown = f"{step.name}/{path.name}" + ("/" if path.is_dir() else "")
             links[shown] = relative + ("/" if path.is_dir() else "")
@@ -141,11 +162,6 @@ def _artifacts(page: Page, result: RunResult) -> None:
         path = result.run_dir / name
         others.append((name, kind, _size(path.stat().st_size) if path.exists() else ""))
     page.table(["artifact", "type", "contents"], others, links=links)
-
-
-def _page_of(path: Path) -> Path:
-    """Return the file with an ending that `path` links to (see `results.write_result`), or `path` itself."""
-    return path.parent / path.readlink() if path.is_symlink() else path
 
 
 def _contents(path: Path) -> str:

@@ -7,12 +7,12 @@ import re
 import signal
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-__all__ = ["StepLog", "StepOutput"]
+__all__ = ["StepLog", "StepOutput", "readable"]
 
 _EXECUTOR_PREFIX = re.compile(r"\[KFP Executor [^\]]* (?P<level>[A-Z]+)\]: (?P<message>.*)", re.DOTALL)
 _NOISE = (
@@ -25,21 +25,26 @@ _NOISE = (
 )
 _TRACEBACK = "Traceback (most recent call last):"
 _ERROR_LINE = re.compile(r"(?P<path>(?:[A-Za-z_]\w*\.)*)(?P<rest>[A-Za-z_]\w*(?:: .*)?$)", re.DOTALL)
+_OURS = "elastic_runtime.errors."
+_LONGEST_HELD = 1000
 _SEPARATORS = ("During handling of the above exception", "The above exception was the direct cause")
 
 
-class StepLog:
-    """The output of one step: every line goes to `file`, the readable ones are returned by `read`."""
+def readable(lines: Iterable[str]) -> list[str]:
+    """Return the lines of a step's log file as people should see them."""
+    quiet, tracebacks = _Quiet(), _Tracebacks()
+    shown = [line for line in map(quiet.read, lines) if line is not None]
+    return [out for line in shown for out in tracebacks.read(line)] + tracebacks.end()
 
-    def __init__(self, file: TextIO) -> None:
-        self._file = file
-        self._tail: deque[str] = deque(maxlen=400)
+
+class _Quiet:
+    """Leaves out what kfp prints for itself."""
+
+    def __init__(self) -> None:
         self._in_dump = False
 
     def read(self, line: str) -> str | None:
-        """Record one line without its newline; return it as people should see it, or None to leave it out."""
-        self._file.write(line + "\n")
-        self._file.flush()
+        """Return `line` as people should see it, or None to leave it out."""
         if self._in_dump:
             # kfp prints the executor input as indented JSON; its last line is the only brace in column 0.
             self._in_dump = line != "}"
@@ -54,10 +59,75 @@ class StepLog:
                 if matched["level"] == "INFO"
                 else f"{matched['level']}: {matched['message']}"
             )
-        if not line.strip():
-            return None
-        self._tail.append(line)
-        return line
+        return line if line.strip() else None
+
+
+class _Tracebacks:
+    """Leaves out the tracebacks of this package's own errors, whose message says everything; keeps all others.
+
+    A traceback is held back until it is known what raised it, with those that it was raised from.
+    """
+
+    def __init__(self) -> None:
+        self._held: list[str] = []
+        self._error = ""
+        """Last line of the traceback that is held back; empty while it goes on."""
+
+    def read(self, line: str) -> list[str]:
+        """Take the next line; return those that can be shown now."""
+        starts = line.rstrip() == _TRACEBACK
+        if not self._held:
+            if starts:
+                self._held = [line]
+                return []
+            return [line]
+        linked = self._held[-1].startswith(_SEPARATORS)
+        if self._error and line.startswith(_SEPARATORS):
+            self._error = ""
+            self._held.append(line)
+            return []
+        if (
+            not self._error
+            and (line.startswith(" ") or (starts and linked))
+            and len(self._held) < _LONGEST_HELD
+        ):
+            self._held.append(line)
+            return []
+        if not self._error and not linked and not starts and _ERROR_LINE.match(line):
+            self._error = line
+            self._held.append(line)
+            return []
+        return [*self.end(), *self.read(line)]
+
+    def end(self) -> list[str]:
+        """Return what is still held back, as it should be shown."""
+        held, error = self._held, self._error
+        self._held, self._error = [], ""
+        return [error.removeprefix(_OURS)] if error.startswith(_OURS) else held
+
+
+class StepLog:
+    """The output of one step: every line goes to `file`, the readable ones are returned by `read` and `end`."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self._tail: deque[str] = deque(maxlen=400)
+        self._quiet = _Quiet()
+        self._tracebacks = _Tracebacks()
+
+    def read(self, line: str) -> list[str]:
+        """Record one line without its newline; return the lines that people should see now."""
+        self._file.write(line + "\n")
+        self._file.flush()
+        shown = self._quiet.read(line)
+        if shown is None:
+            return []
+        self._tail.append(shown)
+        return self._tracebacks.read(shown)
+
+    def end(self) -> list[str]:
+        """Return the lines that were held back, when no more come."""
+        return self._tracebacks.end()
 
     def error(self, exit_code: int = 1) -> str:
         """Return the error that ended the step: that of its last traceback, or else how it ended.
@@ -105,13 +175,16 @@ class StepOutput(io.TextIOBase):
             try:
                 yield self._state.log
             finally:
+                self._show(self._state.log.end())
                 self._state.name = self._state.log = None
 
     def step_line(self, line: str) -> None:
         """Take one line, without its newline, of the step that this thread is in."""
-        shown = self._state.log.read(line)
-        if shown is not None:
-            self.say(f"{self._state.name} | {shown}")
+        self._show(self._state.log.read(line))
+
+    def _show(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.say(f"{self._state.name} | {line}")
 
     def say(self, line: str) -> None:
         """Write one line of our own."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 from elastic_runtime.report.page import format_value
-from kfp_elastic.pipelines.results import RunResult, rounded
+from kfp_elastic.pipelines.results import RunResult, reports_of_end, rounded, served_sentences
 
 __all__ = ["show"]
 
@@ -36,6 +36,7 @@ def show(result: RunResult, stream: TextIO | None = None) -> None:
 
     console.print()
     steps = [(step.name, step.status, rounded(step.seconds, 1)) for step in result.steps]
+    steps += [(name, result.not_run_status, None) for name in result.not_run]
     if steps:
         table(["step", "status", "seconds"], steps)
     metrics = _with_intervals(result.metrics)
@@ -53,6 +54,8 @@ def show(result: RunResult, stream: TextIO | None = None) -> None:
         console.print(Text(f"note: {note}"), soft_wrap=True)
     if result.error:
         console.print(Text(result.error, style="bold red"), soft_wrap=True)
+        for step, path in reports_of_end(result):
+            console.print(Text(f"report of {step}: {path}"), soft_wrap=True)
     state = "interrupted" if result.interrupted else result.status.replace("_", " ")
     console.print(Text(f"{result.pipeline} {state} in {result.seconds:.1f} s"))
     console.print(Text(f"run: {result.run_dir}"), soft_wrap=True)
@@ -73,14 +76,9 @@ def _with_intervals(metrics: Mapping[str, float]) -> list[tuple[str, float, str]
 def _served(console: Any, served: Any) -> None:
     from rich.text import Text
 
+    for sentence in served_sentences(served):
+        console.print(Text(sentence), soft_wrap=True)
     latency = served.get("latency_ms") or {}
-    answer = (
-        "equals the offline prediction" if served.get("matches_offline") else "DIFFERS from the offline one"
-    )
-    said = f" {served['answer']!r}" if served.get("answer") is not None else ""
-    console.print(Text(f"served at {served.get('url')}: the answer{said} {answer}"), soft_wrap=True)
     if latency:
         console.print(Text("latency: " + ", ".join(f"{k} {format_value(v)} ms" for k, v in latency.items())))
-    if served.get("pid") is not None:
-        console.print(Text(f"the server goes on as process {served['pid']}: {served['stop']}"))
     console.print()

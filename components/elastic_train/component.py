@@ -5,7 +5,9 @@ from typing import Any
 
 from kfp.dsl import HTML, Artifact, Dataset, Input, Metrics, Model, Output
 
+from elastic_runtime.errors import InputError
 from kfp_elastic.components.authoring import component
+from kfp_elastic.components.checks import check_nodes
 
 __all__ = ["elastic_train"]
 
@@ -22,7 +24,18 @@ def _with_checksum(arguments: dict[str, Any]) -> dict[str, Any]:
     return {**arguments, "script_sha256": Program(script=script, module=module).sha256()}
 
 
-@component(completed=_with_checksum)
+def _check(constants: dict[str, Any]) -> None:
+    """Refuse what no job can have."""
+    workers, restarts = constants.get("nproc_per_node", 1), constants.get("max_restarts", 0)
+    if isinstance(workers, int) and workers < 1:
+        raise InputError(f"nproc_per_node={workers} is below 1: give the workers of a node")
+    if isinstance(restarts, int) and restarts < 0:
+        raise InputError(f"max_restarts={restarts} is below 0: give the failures that the job survives")
+    if "nodes" in constants:
+        check_nodes("nodes", constants["nodes"], workers if isinstance(workers, int) else 1)
+
+
+@component(completed=_with_checksum, checked=_check)
 def elastic_train(
     dataset: Input[Dataset],
     model: Output[Model],

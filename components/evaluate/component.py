@@ -1,13 +1,22 @@
 """The `evaluate` component: a thin call of `elastic_runtime.evaluation`."""
 
+from typing import Any
+
 from kfp.dsl import HTML, Artifact, ClassificationMetrics, Dataset, Input, Markdown, Metrics, Model, Output
 
 from kfp_elastic.components.authoring import component
+from kfp_elastic.components.checks import check_gates
 
 __all__ = ["evaluate"]
 
 
-@component
+def _check(constants: dict[str, Any]) -> None:
+    """Refuse gates that do not exist, and limits that no value can have."""
+    if "gates" in constants:
+        check_gates(constants["gates"])
+
+
+@component(checked=_check)
 def evaluate(
     model: Input[Model],
     dataset: Input[Dataset],

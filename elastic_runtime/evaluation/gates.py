@@ -124,14 +124,23 @@ def check_gates(gates: Mapping[str, Any]) -> dict[str, float]:
             raise InputError(f"gates: {name}={limit!r:.80} is not a finite number")
         if not gate.low <= limit <= gate.high:
             fraction = (
-                f"; for {limit:g} percent write {limit / 100:g}" if gate.high == 1 < limit <= 100 else ""
+                f"; for {limit:g} percent write {limit / 100:g}"
+                if (gate.low, gate.high) == (0, 1) and 1 < limit <= 100
+                else ""
             )
             raise InputError(
-                f"gates: {name}={limit!r} is outside {gate.low:g} to {gate.high:g}, the range of its metric "
-                f"({gate.what}){fraction}"
+                f"gates: {name}={limit!r} is {_outside(gate)} of its metric ({gate.what}){fraction}"
             )
         checked[str(name)] = float(limit)
     return checked
+
+
+def _outside(gate: Gate) -> str:
+    if math.isinf(gate.low):
+        return f"above {gate.high:g}, the largest value"
+    if math.isinf(gate.high):
+        return f"below {gate.low:g}, the smallest value"
+    return f"outside {gate.low:g} to {gate.high:g}, the range"
 
 
 def applicable_to(gates: Mapping[str, float], task: str) -> None:

@@ -27,11 +27,13 @@ def render_report(result: PreprocessResult) -> str:
     manifest, profile = result.manifest, result.profile
     quarantined = manifest.source.rows_quarantined
     concerns = quarantined or profile.warnings or profile.conflicting_rows
+    # A constant feature is worth a line, not a warning.
+    fine = "nothing to mend" if profile.constant_features else "no findings"
     page = Page(
         f"Data report: {manifest.name}",
         f"{manifest.task} of “{manifest.target}” ({profile.task_reason}), split with seed {manifest.seed}",
         status="warn" if concerns else "good",
-        status_text="look at the findings" if concerns else "no findings",
+        status_text="look at the findings" if concerns else fine,
     )
     kept = sum(split.rows for split in manifest.splits.values())
     page.key_figure("rows kept", kept, f"of {manifest.source.rows:,} in the source")

@@ -105,8 +105,8 @@ class Page:
         """Add a table. A cell whose text is a key of `links` becomes a relative link to its value."""
         body = [list(row) for row in rows]
         numeric = [
-            all(isinstance(row[i], int | float) and not isinstance(row[i], bool) for row in body)
-            and bool(body)
+            all(isinstance(row[i], int | float | None) and not isinstance(row[i], bool) for row in body)
+            and any(row[i] is not None for row in body)
             for i in range(len(columns))
         ]
         content = {"columns": list(columns), "rows": body, "numeric": numeric, "links": dict(links or {})}

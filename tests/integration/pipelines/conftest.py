@@ -58,6 +58,15 @@ def make(
         if mode != "empty folder":
             Path(data.path, "part-0").write_text("1")
     Path(report.path).write_text("<!DOCTYPE html><p>report")
+    if mode == "raise late":
+        raise RuntimeError("after the report")
+    if mode == "our error":
+        from elastic_runtime.errors import DataError
+
+        try:
+            int("x")
+        except ValueError as error:
+            raise DataError("column 'age' holds text") from error
     if mode != "no metrics":
         metrics.log_metric("rows", 7)
     return None if mode == "no return" else "done"

@@ -107,6 +107,46 @@ def test_what_a_failed_step_wrote_is_kept(command):
     assert document["artifacts"].keys() == {"make/data", "make/report"}
 
 
+def test_what_a_step_wrote_before_it_raised_is_named_and_linked(command):
+    document = command.local(mode="raise late").document
+    assert document["artifacts"].keys() == {"make/data", "make/report"}
+    run_dir = Path(document["run_dir"])
+    assert (run_dir / "make" / "report.html").read_text() == "<!DOCTYPE html><p>report"
+    page = (run_dir / "index.html").read_text()
+    happened = page[page.index("What happened") : page.index(">Steps<")]
+    assert "<p>step make failed: RuntimeError: after the report</p>" in happened
+    assert 'href="make/report.html"' in happened
+    assert 'href="logs/make.log"' in happened
+    assert happened.index("make/report.html") < happened.index("<pre")
+    assert "executor_input" not in happened
+    assert "Traceback" in happened, "the traceback of a program is of use"
+
+
+def test_an_error_of_ours_is_said_without_its_traceback(command):
+    ran = command.local(mode="our error")
+    assert ran.document["error"] == "step make failed: DataError: column 'age' holds text"
+    assert "make | DataError: column 'age' holds text" in ran.err
+    assert "Traceback" not in ran.err
+    run_dir = Path(ran.document["run_dir"])
+    assert "Traceback" not in (run_dir / "index.html").read_text()
+    assert "Traceback" in (run_dir / "logs" / "make.log").read_text(), "the log has everything"
+
+
+def test_steps_behind_a_gate_that_said_no_are_listed_as_skipped(command):
+    ran = command("run", command.package, "--local", "-p", "min_accuracy=0.99")
+    assert ran.code == 4
+    assert re.search(r"^publish +skipped", ran.out, re.MULTILINE)
+    page = (command.folder / "runs" / "throwaway" / "latest" / "index.html").read_text()
+    assert re.search(r"<td>publish</td><td>skipped</td>", re.sub(r">\s+<", "><", page))
+    assert "did not run" not in page
+
+
+def test_steps_after_a_failed_one_are_listed_as_not_run(command):
+    ran = command("run", command.package, "--local", "-p", "mode=raise")
+    assert re.search(r"^evaluate +not run", ran.out, re.MULTILINE)
+    assert re.search(r"^publish +not run", ran.out, re.MULTILINE)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -115,6 +155,15 @@ def test_what_a_failed_step_wrote_is_kept(command):
         (["run", "digits", "--local", "-p", "epoch=3"], "did you mean 'epochs'?"),
         (["run", "digits", "--local", "-p", "lr=abc"], "parameter lr='abc' is not a number"),
         (["run", "digits", "--local", "-p", "lr=inf"], "must be finite"),
+        (["run", "digits", "--local", "-p", "nodes=3:2"], "parameter nodes='3:2'"),
+        (["run", "digits", "--local", "-p", "min_accuracy=95"], "for 95 percent write 0.95"),
+        (["run", "digits", "--local", "-p", "epochs=-1"], "parameter epochs=-1 is below 1"),
+        (["run", "tabular-regression", "--local", "-p", "min_r2=7"], "parameter min_r2=7.0 is above 1"),
+        (
+            ["run", "digits", "--host", "http://127.0.0.1:1", "-p", "lr=-1"],
+            "parameter lr=-1.0 is not above 0",
+        ),
+        (["run", "mine.py", "--local"], "compiled .yaml file"),
         (["run", "digits", "--local", "-p", "epochs"], "write -p NAME=VALUE"),
         (["run", "digits", "--local", "-p", "nodes=" + "1" * 110_000], "a parameter may have 100,000"),
         (["run", "digits", "--local", "--runs-dir", "file"], "--runs-dir 'file' cannot be written"),

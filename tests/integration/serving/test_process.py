@@ -105,7 +105,7 @@ def test_requests_in_progress_are_finished_before_the_end(sandbox: Any, model_fo
         (["--model", "MODEL", "--name", "Bad_Name"], "error: name='Bad_Name' is not a DNS label"),
         (["--model", "MODEL", "--name", "a" * 64], "is not a DNS label"),
         (["--model", "MODEL", "--host", "203.0.113.9"], "error: port=0 cannot be opened on '203.0.113.9'"),
-        (["--model", "nowhere"], "error: no model in 'nowhere': config.json is missing"),
+        (["--model", "nowhere"], "error: no model in 'nowhere': the folder does not exist"),
         (["--mod", "MODEL"], "error: the following arguments are required: --model"),
         ([], "error: the following arguments are required: --model"),
     ],

@@ -12,7 +12,7 @@ import yaml
 from kfp import dsl
 
 from elastic_runtime.errors import InputError, UnknownNameError
-from kfp_elastic.components import elastic_train, preprocess, run_time
+from kfp_elastic.components import elastic_train, evaluate, preprocess, run_time
 from kfp_elastic.components.authoring import (
     DEFAULT_IMAGE,
     MAX_PARAMETER_BYTES,
@@ -247,3 +247,67 @@ def test_what_lies_in_the_current_folder_is_found_after_what_is_installed(tmp_pa
         [sys.executable, "-P", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert said.stdout.split() == ["False", "True"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "said"),
+    [
+        ({"nodes": "3:2"}, InputError, "elastic_train(): nodes='3:2': the minimum 3 is above the maximum 2"),
+        ({"nodes": ""}, InputError, "elastic_train(): nodes='': nodes takes MIN:MAX, one number"),
+        ({"nodes": 2}, InputError, "elastic_train(): nodes=2 is not text"),
+        ({"nproc_per_node": 0}, InputError, "elastic_train(): nproc_per_node=0"),
+        ({"max_restarts": -1}, InputError, "elastic_train(): max_restarts=-1 is below 0"),
+    ],
+)
+def test_a_constant_that_training_would_refuse_is_refused_at_once(arguments, error, said):
+    with pytest.raises(error) as caught:
+        training_arguments(module="kfp_elastic.examples.digits", **arguments)
+    assert str(caught.value).startswith(said)
+
+
+def judged(**arguments):
+    """Compile a pipeline whose evaluation gets `arguments`; a pipeline parameter stands for a text `{limit}`."""
+
+    @dsl.pipeline(name="probe")
+    def probe(limit: float = 0.9, count: int = 2):
+        data = preprocess(source="iris").outputs["dataset"]
+        trained = elastic_train(dataset=data, module="kfp_elastic.examples.digits", nodes=f"1:{count}")
+        given = {
+            name: {key: limit if value == "{limit}" else value for key, value in value.items()}
+            for name, value in arguments.items()
+        }
+        evaluate(model=trained.outputs["model"], dataset=data, **given)
+
+    return compiled_text(probe)
+
+
+@pytest.mark.parametrize(
+    ("gates", "error", "said"),
+    [
+        (
+            {"min_acuracy": 0.9},
+            UnknownNameError,
+            "evaluate(): unknown gate 'min_acuracy'; did you mean 'min_accuracy'?",
+        ),
+        ({"min_acuracy": "{limit}"}, UnknownNameError, "evaluate(): unknown gate 'min_acuracy'"),
+        (
+            {"min_accuracy": 95, "min_f1": "{limit}"},
+            InputError,
+            "evaluate(): gates: min_accuracy=95 is outside 0 to 1",
+        ),
+        (
+            {"min_accuracy": "high"},
+            InputError,
+            "evaluate(): gates: min_accuracy='high' is not a finite number",
+        ),
+    ],
+)
+def test_a_constant_gate_that_no_evaluation_takes_is_refused_at_once(gates, error, said):
+    with pytest.raises(error) as caught:
+        judged(gates=gates)
+    assert str(caught.value).startswith(said)
+
+
+def test_gates_and_nodes_of_pipeline_parameters_are_left_to_the_run():
+    assert "min_accuracy" in judged(gates={"min_accuracy": "{limit}", "min_f1": 0.5})
+    assert "evaluate" in judged(gates={})

@@ -31,7 +31,7 @@ from elastic_runtime.evaluation.slices import MAX_SLICES, MISSING, cut
         ({"min_accuracy": None}, InputError, ["min_accuracy=None"]),
         ({"max_rmse": float("nan")}, InputError, ["max_rmse=nan"]),
         ({"max_rmse": float("inf")}, InputError, ["max_rmse=inf"]),
-        ({"max_mae": -1}, InputError, ["max_mae=-1", "0 to inf"]),
+        ({"max_mae": -1}, InputError, ["max_mae=-1", "below 0, the smallest value"]),
         ({"min_r2": 1.2}, InputError, ["min_r2=1.2"]),
         ([0.9], InputError, ["not a mapping"]),
         ({3: 0.9}, UnknownNameError, ["unknown gate '3'"]),

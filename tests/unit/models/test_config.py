@@ -92,12 +92,20 @@ def test_bytes_that_are_no_text(tmp_path: Path) -> None:
         read_config(tmp_path)
 
 
-@pytest.mark.parametrize("place", ["empty", "absent", "file"])
-def test_no_model_there(tmp_path: Path, place: str) -> None:
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("empty", "config.json is missing, and it is written last"),
+        ("absent", "the folder does not exist"),
+        ("file", "that is a file"),
+    ],
+)
+def test_no_model_there(tmp_path: Path, place: str, said: str) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("x")
-    with pytest.raises(MissingFileError, match=r"config\.json is missing"):
+    with pytest.raises(MissingFileError) as caught:
         read_config(tmp_path / place)
+    assert str(caught.value).startswith(f"no model in {str(tmp_path / place)!r}: {said}")
 
 
 def test_reading_a_configuration_loads_neither_torch_nor_numpy(tmp_path: Path) -> None:

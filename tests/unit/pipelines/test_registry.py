@@ -67,3 +67,15 @@ def test_the_rows_of_the_training_split_are_those_of_the_step(name, tmp_path):
     source, target = sources[name]
     result = preprocess(PreprocessConfig(source=source, target=target), tmp_path / "data")
     assert result.metrics()["train_rows"] == REGISTRY[name].train_rows
+
+
+def test_an_unknown_name_says_that_a_compiled_file_is_taken_and_how_to_make_one():
+    with pytest.raises(UnknownNameError) as caught:
+        lookup("my code/mine.py")
+    assert "'my code/mine.py'" in str(caught.value)
+    assert "a compiled .yaml file is taken too" in str(caught.value)
+    assert "kfp dsl compile --py 'my code/mine.py' --output 'my code/mine.yaml'" in str(caught.value)
+    with pytest.raises(
+        UnknownNameError, match=r"a compiled \.yaml file is taken too: kfp dsl compile --py FILE\.py"
+    ):
+        lookup("digit")

@@ -1,7 +1,9 @@
 """The result of a run, collected from what its steps recorded and wrote."""
 
+import dataclasses
 import io
 import json
+import re
 
 import pytest
 
@@ -27,7 +29,7 @@ def artifact(kind, path, **metadata):
     return {"type": f"system.{kind}", "path": str(path), "metadata": metadata}
 
 
-def result_of(run_dir, records, *, exit_code=0, interrupted=False, wants_recovery=False):
+def result_of(run_dir, records, *, exit_code=0, interrupted=False, wants_recovery=False, planned=()):
     return collect(
         pipeline="digits",
         run_dir=run_dir,
@@ -37,6 +39,7 @@ def result_of(run_dir, records, *, exit_code=0, interrupted=False, wants_recover
         interrupted=interrupted,
         seconds=12.3456,
         wants_recovery=wants_recovery,
+        planned=planned,
     )
 
 
@@ -226,3 +229,87 @@ def test_a_long_error_is_not_broken_into_lines(tmp_path):
     summary = io.StringIO()
     show(result_of(tmp_path, [record("a", "failed", error="x " * 300)], exit_code=1), summary)
     assert ("x " * 300).strip() in summary.getvalue()
+
+
+def test_a_gate_that_says_no_says_why(tmp_path):
+    rules = [
+        {"name": "min_accuracy", "passed": False, "reason": "accuracy on test 0.8076 is below 0.99"},
+        {"name": "min_f1", "passed": True, "reason": "macro F1 on test 0.8 is at least 0.5"},
+        {"name": "min_auc", "passed": False, "reason": "area under the ROC curve on test 0.5 is below 0.9"},
+    ]
+    folder = tmp_path / "evaluate"
+    folder.mkdir()
+    (folder / "evaluation").write_text(json.dumps({"gate": {"verdict": "failed", "rules": rules}}))
+    (folder / "report").write_text("<!DOCTYPE html>")
+    artifacts = {
+        "report": artifact("HTML", folder / "report"),
+        "evaluation": artifact("Artifact", folder / "evaluation"),
+    }
+    result = result_of(tmp_path, [record("evaluate", output="failed", artifacts=artifacts)])
+    assert result.document()["error"] == (
+        "the quality gate of step evaluate said no: accuracy on test 0.8076 is below 0.99; "
+        "area under the ROC curve on test 0.5 is below 0.9"
+    )
+    write_result(result)
+    page = render_run(result)
+    happened = page[page.index("What happened") : page.index(">Steps<")]
+    assert 'href="evaluate/report.html"' in happened
+    assert "is below 0.99" in happened
+
+
+def said(result):
+    stream = io.StringIO()
+    show(result, stream)
+    return stream.getvalue()
+
+
+def test_a_served_model_is_said_to_be_stopped(full, tmp_path):
+    result = result_of(tmp_path, full)
+    wanted = "was served at http://127.0.0.1:1 (stopped; --keep-serving leaves it running)"
+    assert wanted in said(result)
+    assert wanted in render_run(result)
+    assert "answered '2', which equals the offline prediction" in said(result)
+
+
+def test_a_server_that_goes_on_is_said_to_run_and_how_to_stop_it(full, tmp_path):
+    result = result_of(tmp_path, full)
+    kept = {**result.served, "url": "http://127.0.0.1:2", "pid": 77, "stop": "kill 77"}
+    result = dataclasses.replace(result, served=kept)
+    wanted = "is being served at http://127.0.0.1:2 by process 77, until you stop it: kill 77"
+    assert wanted in said(result)
+    assert wanted in render_run(result)
+    assert "(stopped" not in said(result) + render_run(result)
+
+
+def test_steps_that_did_not_run_are_listed(tmp_path):
+    planned = ["preprocess", "evaluate", "serve"]
+    no = result_of(tmp_path, [record("preprocess"), record("evaluate", output="failed")], planned=planned)
+    assert no.not_run == ["serve"]
+    assert re.search(r"^serve +skipped", said(no), re.MULTILINE)
+    assert "skipped" in render_run(no)
+    assert [step["name"] for step in no.document()["steps"]] == ["preprocess", "evaluate"]
+    broken = result_of(tmp_path, [record("preprocess", "failed", error="x")], exit_code=1, planned=planned)
+    assert re.search(r"^serve +not run", said(broken), re.MULTILINE)
+    loop = result_of(tmp_path, [record("for-loop-1-iteration-0/serve")], planned=["serve"])
+    assert loop.not_run == []
+
+
+def test_metrics_are_listed_by_step(full, tmp_path):
+    page = re.sub(r">\s+<", "><", render_run(result_of(tmp_path, full)))
+    rows = re.findall(r"<tr><td>([^<]*)</td><td>([^<]*)</td><td class=\"number\">([^<]*)</td></tr>", page)
+    assert rows[:2] == [("elastic-train", "rows", "10"), ("elastic-train", "steps", "400")]
+    assert rows[2:] == [("evaluate", "rows", "5"), ("evaluate", "test_accuracy", "0.97")]
+
+
+def test_a_run_without_its_evaluation_still_says_that_the_gate_said_no(tmp_path):
+    result = result_of(tmp_path, [record("evaluate", output="failed")])
+    assert result.error == "the quality gate of step evaluate said no: see its report"
+
+
+def test_the_failure_that_ended_the_job_is_no_recovery(full, tmp_path):
+    survived = {"cause": "rank 1: SIGKILL", "seconds": 0.5, "steps_lost": 3}
+    ended = {"cause": "rank 0: ValueError", "seconds": None, "steps_lost": None}
+    (tmp_path / "elastic-train" / "job_record").write_text(json.dumps({"recoveries": [survived, ended]}))
+    failed = {**full[0], "status": "failed", "error": "JobFailed: x"}
+    assert result_of(tmp_path, [failed], exit_code=1).recoveries == [survived]
+    assert result_of(tmp_path, full).recoveries == [survived, ended]

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from kfp_elastic.pipelines.step_output import StepLog, StepOutput
+from kfp_elastic.pipelines.step_output import StepLog, StepOutput, readable
 
 PREFIX = "[KFP Executor 2026-12-01 14:13:16,468 INFO]: "
 DUMP = [f"{PREFIX}Got executor_input:", "{", '    "inputs": {', "    }", "}"]
@@ -14,7 +14,8 @@ DUMP = [f"{PREFIX}Got executor_input:", "{", '    "inputs": {', "    }", "}"]
 def read(lines):
     file = io.StringIO()
     log = StepLog(file)
-    shown = [line for line in map(log.read, lines) if line is not None]
+    shown = [shown for line in lines for shown in log.read(line)] + log.end()
+    assert readable(lines) == shown
     return log, shown, file.getvalue().splitlines()
 
 
@@ -133,3 +134,62 @@ def test_steps_in_parallel_are_told_apart(tmp_path):
         assert [line for line in lines if line.startswith(name)] == [
             f"{name} | {name} {i}" for i in range(50)
         ]
+
+
+CAUSE = [
+    "Traceback (most recent call last):",
+    '  File "x", line 1',
+    "KeyError: 'a'",
+    "",
+    "The above exception was the direct cause of the following exception:",
+    "",
+]
+OURS = [
+    "Traceback (most recent call last):",
+    "  f()",
+    "    ^^^",
+    "elastic_runtime.errors.DataError: column x",
+]
+OTHER = ["Traceback (most recent call last):", "  f()", "ValueError: bad"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "shown"),
+    [
+        (["a", *OURS], ["a", "DataError: column x"]),
+        (["a", *OURS, "second line", "b"], ["a", "DataError: column x", "second line", "b"]),
+        ([*CAUSE, *OURS], ["DataError: column x"]),
+        (["a", *OTHER, "b"], ["a", *OTHER, "b"]),
+        ([*CAUSE, *OTHER], [line for line in [*CAUSE, *OTHER] if line]),
+        (
+            [*OURS, "", "During handling of the above exception, another exception occurred:", "", *OTHER],
+            [*OURS, "During handling of the above exception, another exception occurred:", *OTHER],
+        ),
+        ([*OTHER, *OURS], [*OTHER, "DataError: column x"]),
+        ([*OURS, *OURS], ["DataError: column x", "DataError: column x"]),
+        (OTHER[:2], OTHER[:2]),
+        ([*OTHER[:1], "between", "after"], [*OTHER[:1], "between", "after"]),
+        (
+            ["rank 0 | Traceback (most recent call last):", "b"],
+            ["rank 0 | Traceback (most recent call last):", "b"],
+        ),
+    ],
+)
+def test_the_traceback_of_an_error_of_ours_is_left_out_and_no_other(lines, shown):
+    _, got, written = read(lines)
+    assert got == shown
+    assert written == lines, "the file has everything"
+
+
+def test_what_is_held_back_is_shown_when_the_step_ends(tmp_path):
+    target = io.StringIO()
+    output = StepOutput(target)
+    with output.step("train", tmp_path / "train.log"):
+        for line in OTHER:
+            output.step_line(line)
+    assert target.getvalue().splitlines() == [f"train | {line}" for line in OTHER]
+
+
+def test_a_traceback_without_an_end_is_not_held_for_ever():
+    log = StepLog(io.StringIO())
+    assert any(log.read(line) for line in [OTHER[0], *["  f()"] * 3000])

@@ -155,7 +155,18 @@ def test_task_and_classes(
         ({}, {"target": ""}, InputError, r"target is empty: .* 'a', 'b', 'city', 'id', 'y'"),
         ({}, {"features": ["aa"]}, UnknownNameError, r"column in features 'aa'; did you mean 'a'"),
         ({}, {"extra_columns": ["town"]}, UnknownNameError, r"column in extra_columns 'town'"),
-        ({}, {"extra_columns": []}, DataError, r"column 'city', 'id' holds text and cannot be a feature"),
+        (
+            {},
+            {"extra_columns": ["id"]},
+            DataError,
+            r"column 'city' holds text and cannot be a feature, which is a",
+        ),
+        (
+            {},
+            {"extra_columns": []},
+            DataError,
+            r"columns 'city', 'id' hold text and cannot be features, which are numbers",
+        ),
         ({}, {"extra_columns": ["a", "b", "city", "id"]}, InputError, r"no column left for the features"),
         (
             {},
@@ -392,6 +403,22 @@ def test_report_shows_what_was_found(tmp_path: Path) -> None:
         assert text in page, text
     assert page.count("<svg") == 2
     assert str(tmp_path) not in page
+
+
+@pytest.mark.parametrize(("source", "badge"), [("wine", "no findings"), ("digits", "nothing to mend")])
+def test_the_badge_of_a_report_says_what_its_findings_say(tmp_path: Path, source: str, badge: str) -> None:
+    page = render_report(preprocess(PreprocessConfig(source=source), tmp_path / "out"))
+    assert f'<span class="badge good">{badge}</span>' in page
+    assert ("Constant over the training split" in page) == (source == "digits")
+
+
+@pytest.mark.parametrize("source", ["iris", "digits"])
+def test_report_of_features_says_which_line_is_which_split(tmp_path: Path, source: str) -> None:
+    page = render_report(preprocess(PreprocessConfig(source=source), tmp_path / "out"))
+    drawn = page[page.index(">Distributions<") : page.index(">Columns<")]
+    for split in ("train", "validation", "test"):
+        assert len(re.findall(rf"<text[^>]*>{split}</text>", drawn)) == 1
+    assert "nothing found" not in page
 
 
 def test_report_of_a_wide_set_stays_small(tmp_path: Path) -> None:
