@@ -19,13 +19,16 @@ help:
 	@echo "make bench    every benchmark"
 	@echo "make compile  write the compiled YAML of all components and pipelines"
 
-# The pins hold for everything but a torch that the chosen Python already has.
+# The pins hold for everything but a torch that the chosen Python already has. That one is found through a path file, which
+# works for a torch in a virtual environment, too (--system-site-packages would look past it).
 define make_environment
-	@if $(PYTHON) -c 'import torch' 2>/dev/null; then \
-		echo "using the torch of $(PYTHON)"; \
-		$(PYTHON) -m venv --system-site-packages $(VENV) && grep -v '^torch==' constraints.txt > $(VENV)/constraints.txt; \
+	@$(PYTHON) -m venv $(VENV)
+	@if torch=$$($(PYTHON) -c 'import os, torch; print(os.path.dirname(os.path.dirname(torch.__file__)))' 2>/dev/null); then \
+		echo "using the torch in $$torch"; \
+		echo "$$torch" > "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/zz-torch.pth"; \
+		grep -v '^torch==' constraints.txt > $(VENV)/constraints.txt; \
 	else \
-		$(PYTHON) -m venv $(VENV) && cp constraints.txt $(VENV)/constraints.txt; \
+		cp constraints.txt $(VENV)/constraints.txt; \
 	fi
 endef
 
