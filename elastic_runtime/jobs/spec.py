@@ -7,8 +7,10 @@ import hashlib
 import importlib.util
 import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from elastic_runtime.errors import InputError, MissingFileError
@@ -64,21 +66,15 @@ class Program:
     def source(self) -> Path | None:
         """Return the file that holds the program, or None for a module that is only in the image.
 
-        Looking a module up imports its parent packages but not the module itself.
+        Modules are looked for as an import would, and then in the current folder, which `python -m` searches too.
         """
         if self.script:
             return Path(self.script)
-        try:
-            found = importlib.util.find_spec(self.module or "")
-            if found is not None and found.submodule_search_locations is not None:
-                found = importlib.util.find_spec(f"{self.module}.__main__")
-        except (ImportError, ValueError):
-            return None
-        return (
-            Path(found.origin)
-            if found is not None and found.origin and Path(found.origin).is_file()
-            else None
-        )
+        parts = (self.module or "").split(".")
+        spec = _find(parts)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = _find([*parts, "__main__"])
+        return Path(spec.origin) if spec is not None and spec.origin and Path(spec.origin).is_file() else None
 
     def sha256(self) -> str:
         """Return the checksum of the program's source, or an empty string if it is not on this machine."""
@@ -88,6 +84,26 @@ class Program:
     def command(self) -> list[str]:
         """Return the arguments that make Python run this program."""
         return [self.script] if self.script else ["-m", self.module or ""]
+
+
+def _find(parts: Sequence[str]) -> ModuleSpec | None:
+    """Find a module by the parts of its name. Nothing is imported, if it lies in a folder of the import path."""
+    folders: Sequence[str] | None = [*sys.path, str(Path.cwd())]
+    spec: ModuleSpec | None = None
+    for number, part in enumerate(parts):
+        spec = PathFinder.find_spec(".".join(parts[: number + 1]), folders) if part else None
+        if spec is None and number > 0:
+            return None
+        if spec is None:
+            break
+        folders = spec.submodule_search_locations
+    if spec is None:
+        try:
+            # Packages with an import hook of their own, such as some editable installs.
+            spec = importlib.util.find_spec(".".join(parts))
+        except (ImportError, ValueError):
+            return None
+    return spec
 
 
 def program_of(script: str | None, module: str | None, *, present: bool = True) -> Program:

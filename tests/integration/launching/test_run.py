@@ -375,7 +375,7 @@ def test_a_module_runs_as_under_python_m(sandbox: Any) -> None:
     sandbox.script("from . import part\nprint('module', part.name, __name__, __package__)", "package/tool.py")
     sandbox.script("name = 'part'", "package/part.py")
     # As with python -m, the current folder is where modules are looked for.
-    done = sandbox.run("kfp-elastic", "run", "-m", "package.tool", env={"PYTHONPATH": str(sandbox.folder)})
+    done = sandbox.run("kfp-elastic", "run", "-m", "package.tool")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "[rank0] module part __main__ package" in done.stdout
 

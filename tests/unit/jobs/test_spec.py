@@ -72,6 +72,22 @@ def test_what_does_not_compile_is_refused_with_its_file(tmp_path: Path, source: 
         program_of(str(script), None)
 
 
+def test_a_module_of_the_current_folder_is_found_without_importing_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    package = tmp_path / "own_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise SystemExit('imported')")
+    for name in ("tool", "__main__"):
+        (package / f"{name}.py").write_text(f"name = {name!r}")
+    assert program_of(None, "own_package.tool").source() == package / "tool.py"
+    assert program_of(None, "own_package").source() == package / "__main__.py"
+    for missing in ("no_package.tool", "own_package.none"):
+        with pytest.raises(MissingFileError, match=missing):
+            program_of(None, missing)
+
+
 def test_checking_a_script_does_not_run_it(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
