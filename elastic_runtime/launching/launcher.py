@@ -202,15 +202,15 @@ def _scheduler_config(runner: Any, scheduler: str, given: Mapping[str, Any]) -> 
     known = runner.scheduler_backends()
     if scheduler not in known:
         raise UnknownNameError.of("scheduler", scheduler, known)
-    options = {name for name, _ in runner.scheduler_run_opts(scheduler)}
+    run_options = runner.scheduler_run_opts(scheduler)
+    options = {name for name, _ in run_options}
     for name in given:
         if name not in options:
             raise UnknownNameError.of(f"option of scheduler {scheduler}", name, options)
     merged = {}
-    known_options = runner.scheduler_run_opts(scheduler)
     for name, value in given.items():
         try:
-            merged[name] = known_options.get(name).cast_to_type(value) if isinstance(value, str) else value
+            merged[name] = run_options.get(name).cast_to_type(value) if isinstance(value, str) else value
         except (ValueError, SyntaxError) as error:
             raise InputError(f"option {name}={value!r} of scheduler {scheduler}: {error}") from error
     try:

@@ -16,7 +16,7 @@ from elastic_runtime.jobs import report
 from elastic_runtime.jobs.folder import JobFolder, write_json
 from elastic_runtime.jobs.nodes import parse_nodes, parse_workers
 from elastic_runtime.jobs.spec import JobSpec, environment_of, program_of
-from elastic_runtime.launching.launcher import LOCAL_SCHEDULER, JobResult, launch, write_line
+from elastic_runtime.launching.launcher import LOCAL_SCHEDULER, JobResult, launch
 from elastic_runtime.models import ModelConfig, read_config
 
 __all__ = ["TrainOutputs", "TrainRequest", "train"]
@@ -136,9 +136,7 @@ def train(request: TrainRequest, outputs: TrainOutputs, *, dataset: str | None =
         output_dir=places["model"],
         environment=environment,
     )
-    result = launch(
-        spec, scheduler=request.scheduler, scheduler_args=whole_numbers(request.scheduler_args), write=_print
-    )
+    result = launch(spec, scheduler=request.scheduler, scheduler_args=whole_numbers(request.scheduler_args))
     record = _describe(result, outputs)
     if result.state == "stopped":
         raise JobPreempted(f"training was stopped: {result.reason}")
@@ -152,12 +150,6 @@ def _job_name(label: str, model: Path) -> str:
     """Return a name that a retry of the same step has again: the program and a hash of the output's place."""
     digest = hashlib.sha256(os.fsencode(model.absolute())).hexdigest()[:8]
     return names.valid_name(f"{names.valid_name(label, limit=40)}-{digest}")
-
-
-def _print(line: str) -> None:
-    import sys
-
-    write_line(sys.stdout, line)
 
 
 def _describe(result: JobResult, outputs: TrainOutputs) -> Mapping[str, Any]:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 __all__ = [
     "become_subreaper",
-    "children",
     "descendants",
     "die_with_parent",
     "exit_code",
@@ -62,11 +61,6 @@ def _tree() -> dict[int, list[int]]:
     for pid, parent in _parents():
         tree.setdefault(parent, []).append(pid)
     return tree
-
-
-def children(pid: int) -> list[int]:
-    """Return the pids of the living children of `pid`."""
-    return _tree().get(pid, [])
 
 
 def descendants(pid: int, *, keep: Collection[int] = ()) -> list[int]:

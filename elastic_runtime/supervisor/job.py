@@ -61,7 +61,6 @@ class LocalJob:
         self._stream = LogStream(limit=log_limit)
         self._progress = Progress(folder.path / "metrics.jsonl")
         self._selector = selectors.DefaultSelector()
-        self._ranks: dict[int, list[int]] = {}
         self._log_starts: dict[int, int] = {}
         self._wake: socket.socket | None = None
         self._done: rounds.Done | None = None
