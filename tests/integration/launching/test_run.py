@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from elastic_runtime.jobs.folder import JobFolder
+
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "examples" / "digits.py"
 
@@ -36,16 +38,13 @@ time.sleep(600)
 
 
 def record_of(folder: Path) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads((folder / "record.json").read_text())
+    document = JobFolder(folder).record()
+    assert document is not None, "the job left a record"
     return document
 
 
 def events_of(folder: Path, kind: str) -> list[dict[str, Any]]:
-    try:
-        lines = (folder / "events.jsonl").read_text().splitlines()
-    except FileNotFoundError:
-        return []
-    return [event for event in map(json.loads, lines) if event["kind"] == kind]
+    return [event for event in JobFolder(folder).events() if event["kind"] == kind]
 
 
 def workers_of(folder: Path) -> dict[int, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
@@ -11,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from elastic_runtime.jobs.folder import JobFolder
 
 STEPS = """
 import pathlib, time
@@ -25,16 +26,13 @@ while not pathlib.Path("finish").exists():
 
 
 def record_of(folder: Path) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads((folder / "record.json").read_text())
+    document = JobFolder(folder).record()
+    assert document is not None, "the job left a record"
     return document
 
 
 def events_of(folder: Path, kind: str) -> list[dict[str, Any]]:
-    try:
-        lines = (folder / "events.jsonl").read_text().splitlines()
-    except FileNotFoundError:
-        return []
-    return [event for event in map(json.loads, lines) if event["kind"] == kind]
+    return [event for event in JobFolder(folder).events() if event["kind"] == kind]
 
 
 def pid_of(sandbox: Any, what: str) -> int:
