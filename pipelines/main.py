@@ -12,12 +12,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code (see `elastic_runtime.errors`)."""
     try:
         from elastic_runtime import cli
+        from elastic_runtime.cli.logs import LogsCommand
+        from elastic_runtime.cli.report import ReportCommand
         from elastic_runtime.cli.run import RunCommand
+        from elastic_runtime.cli.scale import ScaleCommand
+        from elastic_runtime.cli.status import StatusCommand
+        from elastic_runtime.cli.stop import StopCommand
         from kfp_elastic.pipelines.command import PipelineCommand
 
         commands: list[cli.Command] = [
             PipelineCommand(),
             RunCommand(),
+            StatusCommand(),
+            ScaleCommand(),
+            StopCommand(),
+            LogsCommand(),
+            ReportCommand(),
         ]
         return cli.main(commands, argv)
     except KeyboardInterrupt:

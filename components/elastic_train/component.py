@@ -50,6 +50,7 @@ def elastic_train(
     nodes: str = "1:2",
     nproc_per_node: int = 1,
     max_restarts: int = 10,
+    preload: str = "",
     scheduler: str = "local_cwd",
     scheduler_args: dict[str, Any] = {},  # noqa: B006 - as above
     env: dict[str, Any] = {},  # noqa: B006 - as above
@@ -74,6 +75,7 @@ def elastic_train(
         nodes: Nodes as MIN:MAX, one number, or a list of allowed sizes such as 1,2,4.
         nproc_per_node: Workers of a node.
         max_restarts: Worker failures over the whole job after which it stops.
+        preload: Modules to import once, before workers are forked, separated by commas: faster starts and recoveries.
         scheduler: torchx scheduler.
         scheduler_args: Options of the scheduler.
         env: Environment of the workers.
@@ -91,6 +93,7 @@ def elastic_train(
         nodes=nodes,
         nproc_per_node=nproc_per_node,
         max_restarts=max_restarts,
+        preload=preload,
         scheduler=scheduler,
         scheduler_args=scheduler_args or {},
         env=env or {},

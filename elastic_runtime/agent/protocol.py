@@ -1,16 +1,12 @@
 """What supervisor and agent say to each other: one JSON object a line over a socket pair.
 
 Supervisor to agent
-    start   round, workers: [{rank, local_rank, command, environment, log}]
-    stop    grace (seconds between SIGTERM and SIGKILL); an agent without workers answers too
-    leave   stop everything and end
+    leave   grace: stop everything and end
     ping    answer with pong
 Agent to supervisor
     ready
-    started round, pids: {rank: pid}
-    exited  round, rank, code (minus the signal's number if one ended it), error (if it could not be started)
-    stopped none of the workers is left
-    leaving a signal ends the agent: its workers are being stopped
+    started rank, round, pid, log (number of its log file), keepers: processes that see to a worker's end
+    placed  log, rank: the worker that writes this log file has this rank now
     pong    the agent is there
 """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import importlib.util
+import keyword
 import os
 import re
 import sys
@@ -16,7 +17,7 @@ from pathlib import Path
 from elastic_runtime.errors import InputError, MissingFileError
 from elastic_runtime.jobs.nodes import NodeRange
 
-__all__ = ["JobSpec", "Program", "environment_of", "program_of"]
+__all__ = ["JobSpec", "Program", "environment_of", "preload_of", "program_of"]
 
 _LONGEST_WORD = (1 << 17) - 1
 """Bytes of one argument or environment variable that Linux passes to a process (MAX_ARG_STRLEN)."""
@@ -42,6 +43,7 @@ _RESERVED = frozenset(
         "ELASTIC_JOB_DIR",
         "ELASTIC_OUTPUT_DIR",
         "ELASTIC_CHECKPOINT_DIR",
+        "ELASTIC_CHANNEL",
         "KFP_ELASTIC_PYTHON",
         "KFP_ELASTIC_PARENT",
     ]
@@ -80,10 +82,6 @@ class Program:
         """Return the checksum of the program's source, or an empty string if it is not on this machine."""
         path = self.source()
         return hashlib.sha256(path.read_bytes()).hexdigest() if path is not None else ""
-
-    def command(self) -> list[str]:
-        """Return the arguments that make Python run this program."""
-        return [self.script] if self.script else ["-m", self.module or ""]
 
 
 def _find(parts: Sequence[str]) -> ModuleSpec | None:
@@ -168,6 +166,23 @@ def environment_of(values: Mapping[str, object] | None) -> dict[str, str]:
     return environment
 
 
+def preload_of(text: str) -> tuple[str, ...]:
+    """Return the modules that a text such as `numpy,my.models` names, each once. Raises `InputError`."""
+    names = dict.fromkeys(part.strip() for part in text.split(",")) if text.strip() else {}
+    _check_preload(tuple(names))
+    return tuple(names)
+
+
+def _check_preload(names: Sequence[str]) -> None:
+    for name in names:
+        parts = name.split(".")
+        if not all(part.isidentifier() and not keyword.iskeyword(part) for part in parts):
+            raise InputError(
+                f"--preload {name!r}: takes names of modules as import does, separated by commas, "
+                "such as numpy,my_package.models"
+            )
+
+
 @dataclass(frozen=True, kw_only=True)
 class JobSpec:
     """Everything that decides what a job does."""
@@ -184,18 +199,25 @@ class JobSpec:
     """Worker failures over the whole job after which it stops; lost nodes do not count."""
     grace: float = 3.0
     """Seconds between SIGTERM and SIGKILL when workers are stopped."""
+    heartbeat: float = 5.0
+    """Seconds after which an agent that says nothing is taken for lost."""
+    wait_limit: float = 600.0
+    """Seconds for which a job below its minimum waits for workers; then it fails."""
     state_dir: str | None = None
     """Folder for logs, events, checkpoints and the record; None is a folder by the job's name."""
     output_dir: str | None = None
     """Folder for what the program produces; None is `output` in the state folder."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Extra environment of every worker."""
+    preload: Sequence[str] = ()
+    """Modules that the zygote imports before workers are forked, so that no worker's start waits for them."""
 
     def __post_init__(self) -> None:
         if self.max_restarts < 0:
             raise InputError(f"--max-restarts {self.max_restarts}: takes a number from 0")
         if not 0 <= self.grace <= 3600:
             raise InputError(f"--grace {self.grace}: takes seconds from 0 to 3600")
+        _check_preload(self.preload)
         for place, argument in enumerate(self.arguments):
             if "\0" in argument:
                 raise InputError(f"argument {place + 1} of the program holds a NUL character")

@@ -72,6 +72,7 @@ def build_appdef(
     ]
     options += [f"--state-dir={_plain(spec.state_dir)}"] if spec.state_dir else []
     options += [f"--output-dir={_plain(spec.output_dir)}"] if spec.output_dir else []
+    options += [f"--preload={','.join(spec.preload)}"] if spec.preload else []
     program = spec.program
     options += [f"--script={_plain(program.script)}"] if program.script else [f"--module={program.module}"]
     return specs.AppDef(

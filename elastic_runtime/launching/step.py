@@ -15,7 +15,7 @@ from elastic_runtime.errors import ElasticError, InputError, JobFailed, JobPreem
 from elastic_runtime.jobs import report
 from elastic_runtime.jobs.folder import JobFolder, write_json
 from elastic_runtime.jobs.nodes import parse_nodes, parse_workers
-from elastic_runtime.jobs.spec import JobSpec, environment_of, program_of
+from elastic_runtime.jobs.spec import JobSpec, environment_of, preload_of, program_of
 from elastic_runtime.launching.launcher import LOCAL_SCHEDULER, JobResult, launch
 from elastic_runtime.models import ModelConfig, read_config
 
@@ -42,6 +42,8 @@ class TrainRequest:
     """Workers of a node."""
     max_restarts: int = 10
     """Worker failures after which the job stops."""
+    preload: str = ""
+    """Modules to import once, before workers are forked, separated by commas."""
     scheduler: str = LOCAL_SCHEDULER
     """torchx scheduler."""
     scheduler_args: Mapping[str, Any] = field(default_factory=dict)
@@ -135,6 +137,7 @@ def train(request: TrainRequest, outputs: TrainOutputs, *, dataset: str | None =
         state_dir=str(folder.path),
         output_dir=places["model"],
         environment=environment,
+        preload=preload_of(request.preload),
     )
     result = launch(spec, scheduler=request.scheduler, scheduler_args=whole_numbers(request.scheduler_args))
     record = _describe(result, outputs)

@@ -8,7 +8,7 @@ from torchx.specs.finder import ComponentValidationException
 
 from elastic_runtime.errors import InputError
 from elastic_runtime.jobs.nodes import parse_j
-from elastic_runtime.jobs.spec import JobSpec, environment_of, program_of
+from elastic_runtime.jobs.spec import JobSpec, environment_of, preload_of, program_of
 from elastic_runtime.launching.appdef import build_appdef
 
 __all__ = ["ddp"]
@@ -28,6 +28,7 @@ def ddp(
     max_restarts: int = 10,
     grace: float = 3.0,
     state_dir: str = "",
+    preload: str = "",
     cpu: int = 1,
     gpu: int = 0,
     memMB: int = 1024,
@@ -48,6 +49,7 @@ def ddp(
         max_restarts: worker failures over the whole job after which it stops
         grace: seconds between SIGTERM and SIGKILL when workers are stopped
         state_dir: folder for logs, events, checkpoints and the record
+        preload: modules to import once, before workers are forked (A,B)
         cpu: processors of a node
         gpu: GPUs of a node
         memMB: memory of a node in MB
@@ -66,6 +68,7 @@ def ddp(
             grace=grace,
             state_dir=state_dir or None,
             environment=environment_of(env),
+            preload=preload_of(preload),
         )
     except InputError as error:
         raise _ComponentInputError(str(error)) from error

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from elastic_runtime.errors import ElasticError, InputError
 from elastic_runtime.jobs.folder import JobFolder, default_folder
+from elastic_runtime.jobs.lookup import claim
 from elastic_runtime.jobs.nodes import parse_nodes, parse_workers
-from elastic_runtime.jobs.spec import JobSpec, program_of
+from elastic_runtime.jobs.spec import JobSpec, preload_of, program_of
 from elastic_runtime.names import is_valid
 from elastic_runtime.supervisor.job import LocalJob
 
@@ -31,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--grace", type=float, default=3.0)
     parser.add_argument("--state-dir")
     parser.add_argument("--output-dir")
+    parser.add_argument("--preload", default="")
     parser.add_argument("--log-limit-mb", type=int, default=1024)
     parser.add_argument("--script")
     parser.add_argument("--module")
@@ -61,15 +63,20 @@ def _run(given: argparse.Namespace) -> int:
         grace=given.grace,
         state_dir=str(folder.path),
         output_dir=str(Path(given.output_dir).absolute()) if given.output_dir else None,
+        preload=preload_of(given.preload),
     )
     folder.check_usable()
     folder.create()
-    lock = folder.lock(given.name)
+    held = [folder.lock(given.name)]
     try:
+        name = claim(given.name, folder.path)
+        held += [name] if name is not None else []
         job = LocalJob(spec, folder, name=given.name, app_id=given.app_id, log_limit=given.log_limit_mb << 20)
         return job.run()
     finally:
-        os.close(lock)
+        # The folder last: who gets it next must find the name free as well.
+        for descriptor in reversed(held):
+            os.close(descriptor)
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ class _Bounded:
 class _Follower(_Bounded):
     def __init__(self, path: Path, prefix: bytes) -> None:
         super().__init__(path)
-        self._prefix = prefix
+        self.prefix = prefix
         self._offset = 0
         self._rest = b""
 
@@ -55,7 +55,7 @@ class _Follower(_Bounded):
         if self._offset < self.freed:
             skipped = self.freed - self._offset
             write(
-                b"%b(%d bytes were over the log limit before they could be shown)\n" % (self._prefix, skipped)
+                b"%b(%d bytes were over the log limit before they could be shown)\n" % (self.prefix, skipped)
             )
             self._offset, self._rest = self.freed, b""
 
@@ -75,13 +75,13 @@ class _Follower(_Bounded):
         if len(self._rest) > _LONGEST_LINE:
             lines.append(self._rest)
             self._rest = b""
-        write(b"".join(self._prefix + line + b"\n" for line in lines))
+        write(b"".join(self.prefix + line + b"\n" for line in lines))
         return len(data)
 
     def finish(self, write: Callable[[bytes], object]) -> None:
         """Pass on a last line that has no newline."""
         if self._rest:
-            write(self._prefix + self._rest + b"\n")
+            write(self.prefix + self._rest + b"\n")
             self._rest = b""
 
 
@@ -100,6 +100,11 @@ class LogStream:
         """Follow the file of `rank`, from its start if it is new."""
         if rank not in self._followers:
             self._followers[rank] = _Follower(path, f"[rank{rank}] ".encode())
+
+    def rename(self, number: int, rank: int) -> None:
+        """Show what comes from log file `number` as of `rank`: its worker has another rank from now on."""
+        if number in self._followers:
+            self._followers[number].prefix = f"[rank{rank}] ".encode()
 
     def pump(self) -> bool:
         """Pass on what is new: at most one chunk a rank, so that the caller is not held up.

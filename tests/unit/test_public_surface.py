@@ -12,7 +12,8 @@ import elastic_runtime
 from elastic_runtime.cli.run import RunCommand
 
 EXPORTED = {
-    "elastic_runtime": ["__version__"],
+    "elastic_runtime": ["Job", "RoundChanged", "__version__", "run"],
+    "elastic_runtime.training": ["ElasticDataParallel", "Job", "RoundChanged", "Step", "run"],
     "elastic_runtime.worker": ["Batch", "Context", "batches", "checkpoint", "context", "log"],
     "elastic_runtime.testing.faults": ["VARIABLE", "Fault", "check", "exit_with", "kill", "parse", "plan", "stop"],
     "elastic_runtime.models": [
@@ -44,5 +45,5 @@ def test_options_of_run() -> None:
     )
     assert options == [
         "--env", "--grace", "--help", "--json", "--max-restarts", "--module", "--name", "--nodes",
-        "--nproc-per-node", "--output-dir", "--scheduler", "--scheduler-arg", "--state-dir",
+        "--nproc-per-node", "--output-dir", "--preload", "--scheduler", "--scheduler-arg", "--state-dir",
     ]  # fmt: skip

@@ -49,9 +49,9 @@ def events_of(folder: Path, kind: str) -> list[dict[str, Any]]:
 
 def workers_of(folder: Path) -> dict[int, int]:
     """Return the pid of each rank of the newest round."""
-    found = events_of(folder, "workers")
+    found = events_of(folder, "worker")
     newest = max((event["round"] for event in found), default=None)
-    return {int(r): pid for event in found if event["round"] == newest for r, pid in event["pids"].items()}
+    return {event["rank"]: event["pid"] for event in found if event["round"] == newest}
 
 
 def test_a_job_runs_to_its_end(sandbox: Any) -> None:

@@ -55,11 +55,11 @@ def start(sandbox: Any, script: str = STEPS, *options: str) -> Any:
 
 def test_a_stopped_agent_is_killed_and_its_node_starts_again(sandbox: Any, wait: Callable[..., Any]) -> None:
     process, folder = start(sandbox, STEPS, "--max-restarts", "0"), sandbox.folder / "job"
-    wait(lambda: len(events_of(folder, "workers")) == 2)
+    wait(lambda: len(events_of(folder, "worker")) == 2)
     os.kill(events_of(folder, "agent")[1]["pid"], signal.SIGSTOP)
     wait(lambda: events_of(folder, "recovered"), what="recovery from the hung agent")
     record = finish(sandbox, process)
-    assert [event["node"] for event in events_of(folder, "node_hung")] == [1]
+    assert [event["node"] for event in events_of(folder, "node_hung")] == ["1"]
     assert record["restarts"] == 0, "a lost node is not charged"
     assert [recovery["cause"] for recovery in record["recoveries"]] == ["node 1 lost"]
 
@@ -68,7 +68,7 @@ def test_an_agent_that_is_stopped_at_the_end_of_the_job_does_not_hold_it_up(
     sandbox: Any, wait: Callable[..., Any]
 ) -> None:
     process, folder = start(sandbox, STEPS, "--grace", "0.5"), sandbox.folder / "job"
-    wait(lambda: len(events_of(folder, "workers")) == 2)
+    wait(lambda: len(events_of(folder, "worker")) == 2)
     os.kill(events_of(folder, "agent")[1]["pid"], signal.SIGSTOP)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=30)
@@ -78,7 +78,7 @@ def test_an_agent_that_is_stopped_at_the_end_of_the_job_does_not_hold_it_up(
 
 def test_sigterm_to_an_agent_is_a_polite_leave_and_no_failure(sandbox: Any, wait: Callable[..., Any]) -> None:
     process, folder = start(sandbox, STEPS, "--max-restarts", "0"), sandbox.folder / "job"
-    wait(lambda: events_of(folder, "workers") and (folder / "metrics.jsonl").exists())
+    wait(lambda: events_of(folder, "worker") and (folder / "metrics.jsonl").exists())
     os.kill(events_of(folder, "agent")[0]["pid"], signal.SIGTERM)
     wait(lambda: events_of(folder, "recovered"))
     record = finish(sandbox, process)

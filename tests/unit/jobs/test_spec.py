@@ -7,7 +7,7 @@ import pytest
 
 from elastic_runtime.errors import InputError, MissingFileError
 from elastic_runtime.jobs.nodes import parse_nodes
-from elastic_runtime.jobs.spec import JobSpec, environment_of, program_of
+from elastic_runtime.jobs.spec import JobSpec, environment_of, preload_of, program_of
 
 
 def test_environment_values_become_text() -> None:
@@ -31,11 +31,11 @@ def test_a_program_is_a_script_or_a_module(tmp_path: Path) -> None:
     script = tmp_path / "train me.py"
     script.write_text("print(1)\n")
     program = program_of(str(script), None)
-    assert program.command() == [str(script)]
+    assert (program.script, program.module) == (str(script), None)
     assert program.label == "train me"
     assert program.sha256() == hashlib.sha256(b"print(1)\n").hexdigest()
     module = program_of(None, "json.tool")
-    assert module.command() == ["-m", "json.tool"]
+    assert (module.script, module.module) == (None, "json.tool")
     assert module.label == "tool"
     assert len(module.sha256()) == 64
 
@@ -61,7 +61,7 @@ def test_a_missing_program_is_named(tmp_path: Path) -> None:
 
 
 def test_a_program_that_is_only_in_the_image_is_accepted() -> None:
-    assert program_of("/app/train.py", None, present=False).command() == ["/app/train.py"]
+    assert program_of("/app/train.py", None, present=False).script == "/app/train.py"
 
 
 @pytest.mark.parametrize("source", ["if x\n", "def f(:\n", "x = '\0'\n", "  y = 1\n"])
@@ -104,3 +104,17 @@ def test_a_wrong_field_of_a_job_is_refused(tmp_path: Path, field: str, value: ob
     script.touch()
     with pytest.raises(InputError):
         JobSpec(program=program_of(str(script), None), nodes=parse_nodes("1"), **{field: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [("", ()), ("numpy", ("numpy",)), ("numpy, my_package.models,numpy", ("numpy", "my_package.models")), ("größe", ("größe",))],
+)  # fmt: skip
+def test_preloads_are_names_of_modules_each_once(text: str, names: tuple[str, ...]) -> None:
+    assert preload_of(text) == names
+
+
+@pytest.mark.parametrize("wrong", ["a-b", "a..b", ".a", "a,", "1a", "class", "a.if", "a b", "a/b.py"])
+def test_a_preload_that_cannot_be_imported_by_that_name_is_refused(wrong: str) -> None:
+    with pytest.raises(InputError, match=r"--preload .*takes names of modules as import does"):
+        preload_of(wrong)
