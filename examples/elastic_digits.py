@@ -72,7 +72,12 @@ def main():
                     features=names,
                     target=target,
                     classes=classes,
-                    extra={"epochs": args.epochs, "batch_size": args.batch_size, "lr": args.lr, "seed": args.seed},
+                    extra={
+                        "epochs": args.epochs,
+                        "batch_size": args.batch_size,
+                        "lr": args.lr,
+                        "seed": args.seed,
+                    },
                 )
             print(f"model saved to {job.output_dir} after {job.global_step} steps")
 

@@ -6,9 +6,12 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from elastic_runtime.errors import InputError
+from elastic_runtime.errors import EXIT_OK, InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from elastic_runtime.jobs.spec import JobSpec
     from elastic_runtime.launching.launcher import JobResult
 
 __all__ = ["RunCommand"]
@@ -32,6 +35,8 @@ class RunCommand:
         )
         parser.add_argument("--max-restarts", type=int, default=10, metavar="R",
                             help="worker failures after which the job stops (default 10)")  # fmt: skip
+        parser.add_argument("--preload", default="", metavar="A,B",
+                            help="modules to import once, before workers are forked")  # fmt: skip
         parser.add_argument("--grace", type=float, default=3.0, metavar="S",
                             help="seconds between SIGTERM and SIGKILL for workers (default 3)")  # fmt: skip
         parser.add_argument(
@@ -46,6 +51,8 @@ class RunCommand:
         )
         parser.add_argument("--scheduler-arg", action="append", default=[], metavar="NAME=VALUE",
                             help="option of the scheduler")  # fmt: skip
+        parser.add_argument("--detach", action="store_true",
+                            help="return as soon as the job runs; see kfp-elastic status, logs, stop")  # fmt: skip
         parser.add_argument(
             "--json", action="store_true", help="print the job record as JSON; the log goes to stderr"
         )
@@ -55,11 +62,13 @@ class RunCommand:
         )
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Run the job and return its exit code."""
+        """Run the job and return its exit code; with `--detach` start it, and return 0."""
         from elastic_runtime.cli import print_json
         from elastic_runtime.launching.launcher import launch, write_line
 
         spec, scheduler_args = self._spec(arguments)
+        if arguments.detach:
+            return _detach(spec, arguments, scheduler_args)
         sys.stderr.write(f"job {spec.name}\n")
         stream = sys.stderr if arguments.json else sys.stdout
         result = launch(
@@ -87,7 +96,7 @@ class RunCommand:
 
         from elastic_runtime import names
         from elastic_runtime.jobs.nodes import parse_nodes, parse_workers
-        from elastic_runtime.jobs.spec import JobSpec, environment_of, program_of
+        from elastic_runtime.jobs.spec import JobSpec, environment_of, preload_of, program_of
 
         words = list(arguments.program)
         script = None
@@ -121,10 +130,42 @@ class RunCommand:
             state_dir=_local_folder("--state-dir", arguments.state_dir),
             output_dir=_local_folder("--output-dir", arguments.output_dir),
             environment=environment_of(_pairs("--env", arguments.env)),
+            preload=preload_of(arguments.preload),
         )
         if spec.output_dir:
             Path(spec.output_dir).mkdir(parents=True, exist_ok=True)
         return spec, _pairs("--scheduler-arg", arguments.scheduler_arg)
+
+
+def _detach(spec: JobSpec, arguments: argparse.Namespace, scheduler_args: dict[str, str]) -> int:
+    """Start the job with a launcher in the background; print its name, or one document."""
+    from elastic_runtime.cli import print_json
+    from elastic_runtime.cli.detached import start_detached
+    from elastic_runtime.launching.launcher import launch, write_line
+
+    def write(line: str) -> None:
+        # What the ranks print is in their own files, which are kept in bounds.
+        if not line.startswith("[rank"):
+            write_line(sys.stdout, line)
+
+    def follow(submitted: Callable[[str], object]) -> int:
+        result = launch(
+            spec,
+            scheduler=arguments.scheduler,
+            scheduler_args=scheduler_args,
+            write=write,
+            submitted=submitted,
+        )
+        sys.stderr.write(f"job {result.name} {result.state}: {result.reason}: {result.folder.path}\n")
+        _write_report(result)
+        return result.exit_code
+
+    handle, folder = start_detached(spec, follow, scheduler=arguments.scheduler)
+    if arguments.json:
+        print_json({"name": spec.name, "handle": handle, "folder": str(folder.path)})
+    else:
+        sys.stdout.write(f"{spec.name}\n")
+    return EXIT_OK
 
 
 def _write_report(result: JobResult) -> str | None:

@@ -4,7 +4,7 @@ job.json        what was asked for, and the supervisor's pid
 lock            held (flock) as long as the job lives
 events.jsonl    what happened, one JSON object a line
 metrics.jsonl   one line a step, written by rank 0
-logs/           rank-N.log, everything that rank printed; agent-N.log
+logs/           rank-N.log, everything that rank printed; agent-N.log; launcher.log of a detached launcher
 checkpoints/    output/
 record.json     how it ended
 """
@@ -12,7 +12,6 @@ record.json     how it ended
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from elastic_runtime.errors import InputError, IntegrityError, NameInUseError
+from elastic_runtime.jobs import locks
 
 __all__ = ["JobFolder", "default_folder", "is_report", "tail", "write_json"]
 
@@ -80,6 +80,11 @@ class JobFolder:
         """Return the file of everything that `rank` printed."""
         return self.logs / f"rank-{rank}.log"
 
+    @property
+    def launcher_log(self) -> Path:
+        """The file of what a detached launcher says, which it locks as long as it lives."""
+        return self.logs / "launcher.log"
+
     def create(self) -> None:
         """Make the folder and what belongs in it. Raises `InputError` if this is not possible."""
         try:
@@ -95,9 +100,9 @@ class JobFolder:
     def check_usable(self) -> None:
         """Raise `InputError` if the folder holds what a job would replace and that no job of ours has written."""
         try:
-            ours = self._earlier() is not None
+            ours = self.description() is not None
             self.record()
-            replaced = (*(self.path / name for name in _FILES), *self.logs.glob("*.log"))
+            replaced = (*(self.path / name for name in _FILES), *self._stale_logs())
             foreign = [path for path in replaced if path.exists()]
             lock = self.path / "lock"
             if lock.exists() and not lock.is_file():
@@ -115,7 +120,7 @@ class JobFolder:
     def supervisor_of(self, app_id: str) -> int | None:
         """Return the pid of the supervisor that runs the job `app_id` here now, or None."""
         try:
-            earlier = self._earlier()
+            earlier = self.description()
             if earlier is None or not app_id or earlier.get("app_id") != app_id or not self.is_live():
                 return None
         except (IntegrityError, OSError):
@@ -129,36 +134,27 @@ class JobFolder:
         Raises `NameInUseError` if a live job has it.
         """
         try:
-            descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = locks.take(self.path / "lock")
         except OSError as error:
             raise InputError(
                 f"{error.filename}: {error.strerror}: choose another folder (--state-dir)"
             ) from error
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            owner = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
-            os.close(descriptor)
+        if descriptor is None:
+            owner = self.owner()
             raise NameInUseError(
                 f"job {name!r} is running (pid {owner or 'unknown'}, {self.path}): stop it or choose another name"
-            ) from None
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+            )
+        locks.write(descriptor, str(os.getpid()))
         return descriptor
+
+    def owner(self) -> int | None:
+        """Return the pid of the process that holds the lock, or held it last; None if that is not known."""
+        text = locks.read(self.path / "lock")
+        return int(text) if text.isascii() and text.isdigit() else None
 
     def is_live(self) -> bool:
         """Return whether a job holds the lock now."""
-        try:
-            descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return False
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(descriptor)
-        return False
+        return locks.is_held(self.path / "lock")
 
     def begin(self, document: dict[str, Any]) -> str:
         """Start a job here: write `job.json`, remove an earlier job's traces, and say what becomes of its checkpoints.
@@ -166,14 +162,14 @@ class JobFolder:
         They are kept, so that the new job goes on from them, if the earlier one ran the same program with the same
         arguments and did not succeed. Returns a sentence, empty if there was no earlier job.
         """
-        earlier, record = self._earlier(), self.record()
+        earlier, record = self.description(), self.record()
         same = earlier is not None and all(
             earlier.get(key) == document.get(key) for key in ("program", "arguments")
         )
         finished = record is not None and record["state"] == "succeeded"
         for name in _FILES:
             (self.path / name).unlink(missing_ok=True)
-        for stale in [*self.path.glob("fault-*"), *self.logs.glob("*.log")]:
+        for stale in [*self.path.glob("fault-*"), *self._stale_logs()]:
             stale.unlink(missing_ok=True)
         said = ""
         if earlier is not None:
@@ -188,7 +184,12 @@ class JobFolder:
         write_json(self.path / "job.json", document)
         return said
 
-    def _earlier(self) -> dict[str, Any] | None:
+    def _stale_logs(self) -> list[Path]:
+        """Return the logs of an earlier job: all but that of the launcher, which is there before its job."""
+        return [log for log in self.logs.glob("*.log") if log != self.launcher_log]
+
+    def description(self) -> dict[str, Any] | None:
+        """Return what `job.json` says, or None if there is none. Raises `IntegrityError` for an unknown version."""
         try:
             return _document(self.path / "job.json")
         except FileNotFoundError:

@@ -28,11 +28,13 @@ from elastic_runtime.errors import (
     UnknownNameError,
 )
 from elastic_runtime.jobs.folder import JobFolder, default_folder
+from elastic_runtime.jobs.lookup import check_free
 from elastic_runtime.jobs.spec import JobSpec
 
-__all__ = ["JobResult", "launch", "write_line"]
+__all__ = ["LOCAL_SCHEDULER", "JobResult", "check_startable", "launch", "write_line"]
 
 LOCAL_SCHEDULER = "local_cwd"
+"""torchx scheduler that runs a job on this machine."""
 _STOP_MARGIN = 5.0
 """Seconds beyond the workers' grace in which a job on this machine must have stopped before torchx ends it."""
 
@@ -64,8 +66,11 @@ def launch(
     scheduler_args: Mapping[str, Any] | None = None,
     image: str | None = None,
     write: Callable[[str], object] | None = None,
+    submitted: Callable[[str], object] | None = None,
 ) -> JobResult:
     """Run a job to its end. Its log lines go to `write` (standard output by default), newline included.
+
+    `submitted` is called once with the job's handle, as soon as the scheduler has it.
 
     The job is cancelled, and nothing of it left on this machine, when this call is interrupted by SIGINT,
     SIGTERM or an exception. Call it in the main thread: the kernel takes that thread's end for the launcher's.
@@ -82,11 +87,7 @@ def launch(
     folder = JobFolder(Path(spec.state_dir) if spec.state_dir else default_folder(spec.name))
     local = scheduler.startswith("local")
     if local:
-        folder.check_usable()
-        if folder.is_live():
-            raise NameInUseError(
-                f"job {spec.name!r} is running ({folder.path}): stop it or choose another name"
-            )
+        check_startable(spec.name, folder)
     app = check_appdef(build_appdef(spec, image=image))
     # What torchx tells of itself (trackers, log folders) would stand between the job's own lines.
     logging.getLogger("torchx").setLevel(logging.WARNING)
@@ -102,6 +103,8 @@ def launch(
                 config.setdefault("log_dir", str(folder.path / "torchx"))
             handle = runner.run(app, scheduler, config)
             try:
+                if submitted is not None:
+                    submitted(handle)
                 lines = runner.log_lines(handle, ROLE, 0, should_tail=True)
                 for line in _whole_lines(lines) if local else lines:
                     output(line if line.endswith("\n") else f"{line}\n")
@@ -125,6 +128,14 @@ def launch(
             raise JobFailed(f"job {spec.name!r} could not be started: {error}") from error
         trouble = str(error)  # Such as a full disk, on which torchx cannot write its own files either.
     return _result(spec.name, handle, folder, status, trouble)
+
+
+def check_startable(name: str, folder: JobFolder) -> None:
+    """Raise `NameInUseError` if a live job has the name or the folder, `InputError` if the folder is not usable."""
+    folder.check_usable()
+    if folder.is_live():
+        raise NameInUseError(f"job {name!r} is running ({folder.path}): stop it or choose another name")
+    check_free(name, folder.path.absolute())
 
 
 def write_line(stream: TextIO, line: str) -> None:
