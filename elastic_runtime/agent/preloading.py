@@ -54,6 +54,7 @@ def preload(modules: Sequence[str], entry: str | None, tell: Callable[[str], Non
     torch = importlib.import_module("torch")
     # One parallel operation here with more threads hangs every fork.
     torch.set_num_threads(1)
+    importlib.import_module("elastic_runtime.worker.torch_exit").keep_context_out_of_collectives()
     for name in OWN:
         with suppress(ImportError):
             importlib.import_module(name)

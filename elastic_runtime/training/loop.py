@@ -13,6 +13,7 @@ from elastic_runtime.training.channel import RoundChanged
 from elastic_runtime.training.job import Job
 from elastic_runtime.training.place import job_seed, seed_everything
 from elastic_runtime.training.session import Session
+from elastic_runtime.worker.torch_exit import keep_context_out_of_collectives
 
 __all__ = ["run"]
 
@@ -37,6 +38,7 @@ def run(
     `train` raises, and `SystemExit(0)` in a worker that is to leave the job.
     """
     _check(train, seed, reproducible, logical_shards)
+    keep_context_out_of_collectives()
     _state["running"] = True
     session: Session | None = None
     try:
