@@ -7,7 +7,7 @@ from kfp_elastic.pipelines.sources import module_sha256
 
 __all__ = ["digits"]
 
-_SCRIPT = "kfp_elastic.examples.digits"
+_SCRIPT = "kfp_elastic.examples.elastic_digits"
 
 
 @dsl.pipeline(  # type: ignore[untyped-decorator]

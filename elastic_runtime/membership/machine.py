@@ -21,46 +21,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from elastic_runtime.jobs.nodes import NodeRange
-from elastic_runtime.membership.actions import Action, Change, Dismiss, Done, Event, Release, Wanted
-from elastic_runtime.membership.failures import Failure, early_exit, root_cause
-from elastic_runtime.membership.forming import FORMING_PATIENCE, Forming
+from elastic_runtime.membership.actions import Action, Change, Dismiss, Event, Release, Wanted
+from elastic_runtime.membership.failures import Failure, early_exit
 from elastic_runtime.membership.members import Node, Worker, by_node
-from elastic_runtime.membership.roster import NODE_LOSSES, difference
+from elastic_runtime.membership.roster import FORMING_PATIENCE, NODE_LOSSES, difference
+from elastic_runtime.membership.takeover import Takeover
 
 __all__ = ["Membership"]
 
-_TAKEOVER_PATIENCE = 3.0
-"""Seconds in which a new coordinator waits for the agents of the round that it takes over."""
 _REFUND = 2.0
 """Seconds in which the loss of a node takes back what a failure of its worker was charged."""
-_NODE_FAILURES = 3
-"""Failures in a row, all on one node and without a step between them, after which that node is left out."""
-_SOUND = 60.0
-"""Seconds after which a worker that fails is not held against its node."""
 _STORE_LOSSES = 5
 _STOPPED_BY_US = (0, -15, -9, 143)
 """How a worker ends that is being stopped: 143 is what a handler of SIGTERM usually exits with."""
 
 
-class Membership(Forming):
+class Membership(Takeover):
     """Membership, ranks and restart budget of one job. See `Roster.__init__` for the parameters."""
-
-    def __init__(self, nodes: NodeRange, *, max_restarts: int, now: float, term: int = 1, managed: bool = True,
-                 wait_limit: float = 600.0) -> None:  # fmt: skip
-        """Prepare a job; see `Roster`."""
-        super().__init__(
-            nodes, max_restarts=max_restarts, now=now, term=term, managed=managed, wait_limit=wait_limit
-        )
-        self._taking_over = term > 1
-        self._finishing = False
-        """Whether the coordinator before this one had released the workers at their end."""
-        self._takeover_until = now + _TAKEOVER_PATIENCE
-
-    @property
-    def taking_over(self) -> bool:
-        """Whether the agents have not told yet what the coordinator before this one knew."""
-        return self._taking_over
 
     # --- nodes -------------------------------------------------------------------------------------------------
 
@@ -343,54 +320,6 @@ class Membership(Forming):
             actions += step(now)
         return actions
 
-    def _settle(self, now: float) -> list[Action]:
-        """Charge the failures once all of them are in: at once if nobody has to come back from a round."""
-        unfinished = (self.phase == "changing" and self._awaited) or (
-            self.phase == "stopping" and self._workers
-        )
-        if not self._failures or unfinished:
-            return []
-        failures, self._failures = self._failures, []
-        failure = root_cause(failures)
-        if failure.is_consequence and self._lost:
-            return []  # The lost node or store was the cause, and that is not charged.
-        if self._ended_well and failure.is_consequence:
-            # Named as the cause, so that a script whose workers do not end together is found out the second time.
-            failure = early_exit(failure, min(self._ended_well))
-        verdict = self.budget.charge(failure, places_known=self._round_of_step >= 0)
-        if verdict.fatal:
-            return self._finish("failed", verdict.fatal)
-        self._last_charge = (failure.node, now)
-        actions: list[Action] = []
-        if verdict.delay:
-            self._not_before = now + verdict.delay
-            text = f"waiting {verdict.delay:.0f} s before the next try: {failure.cause} again"
-            actions.append(Event(kind="pause", text=text, details={"seconds": verdict.delay}))
-        return actions + self._suspect(failure, now)
-
-    def _suspect(self, failure: Failure, now: float) -> list[Action]:
-        """Leave out a node whose workers always fail, if the others can do without it."""
-        node, count = self._suspected
-        if failure.uptime >= _SOUND or failure.contributed:
-            self._suspected = ("", 0)
-            return []
-        count = count + 1 if node == failure.node else 1
-        self._suspected = (failure.node, count)
-        others = sum(n.workers for n in self._nodes.values() if n.id != failure.node and not n.leaving)
-        known = self._nodes.get(failure.node)
-        if count <= _NODE_FAILURES or not self._largest(others) or known is None:
-            return []
-        self._suspected = ("", 0)
-        self.losses.exclude(failure.node, now)
-        known.leaving = True
-        seconds = self.losses.until(failure.node) - now
-        text = f"node {failure.node}: its workers failed {count} times in a row: left out for {seconds:.0f} s"
-        self._not_before = now
-        return [
-            Event(kind="node_excluded", text=text, details={"node": failure.node}),
-            Dismiss(node=failure.node, reason=text),
-        ]
-
     def _end(self, now: float) -> list[Action]:
         """The end: all are finished, or all have ended well."""
         if self.phase == "running" and self.in_place:
@@ -438,55 +367,3 @@ class Membership(Forming):
         self._waiting_told = True
         text = f"waiting for more workers: {what}; giving up after {self._wait_limit:.0f} s"
         return [Event(kind="waiting", text=text, details={"minimum": self.minimum, "workers": have})]
-
-    def _finish(self, state: str, reason: str) -> list[Action]:
-        if self.phase == "done":
-            return []
-        self.phase = "done"
-        dismissed: list[Action] = [Dismiss(node=node.id, reason=f"job {state}") for node in self.connected()]
-        return [*dismissed, Done(state, reason)]
-
-    # --- a new coordinator, or a node that was out of reach ---------------------------------------------------------
-
-    def _take_over(self, copy: dict[str, Any], now: float) -> None:
-        """Go on from an agent's copy of what an earlier coordinator knew."""
-        self.budget.resume(copy["budget"])
-        self.losses.resume(copy["losses"], now)
-        self._round_of_step = max(self._round_of_step, copy["round_of_step"])
-        self.fingerprint = self.fingerprint or copy["fingerprint"]
-        if copy["round"] >= self.round:
-            self.round, self.world_size = copy["round"], copy["world_size"]
-            self.in_place, self.desired = copy["in_place"], copy["desired"]
-            self._finishing = copy["finishing"]
-
-    def _end_takeover(self, now: float) -> list[Action]:
-        if now < self._takeover_until and len(self._workers) < self.world_size:
-            return []
-        known = [w for w in self._workers.values() if w.round == self.round or w.state == "ready"]
-        unformed = self.round < 0 and len(self._nodes) < -(-self.desired // self.nodes.workers)
-        if now < self._takeover_until and (unformed or len(known) < self.world_size):
-            return []
-        self._taking_over = False
-        if self._finishing:
-            self.phase = "finishing"
-            return [Release(node=n, slots=slots) for n, slots in by_node(self._members()).items()]
-        return self._adopt(now) if self.round >= 0 else []
-
-    def _adopt(self, now: float) -> list[Action]:
-        """Make sense of workers that run already: of this round, or of one that has ended meanwhile."""
-        stale = [
-            w for w in self._workers.values()
-            if w.state in ("training", "finished") and w.round != self.round and not w.in_place
-        ]  # fmt: skip
-        actions = self._kill(stale)
-        active = [w for w in self._workers.values() if w.state in ("training", "finished")]
-        self._awaited |= {w.key for w in active if w.told > self.round}
-        members = self._members()
-        waiting = [w for w in self._workers.values() if w.state == "ready" and w.rank >= 0]
-        if self.phase == "forming" and members:
-            self.phase, self._round_since, self._started_only = "running", now, False
-            if len(members) != self.world_size or waiting:
-                return actions + self._change(now, planned=False)
-        if self.phase == "changing":
-            return actions + self._change(now, planned=False)
-        return actions + self._tell([w for w in active if w not in members], planned=False)

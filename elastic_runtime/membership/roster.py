@@ -15,6 +15,8 @@ __all__ = ["Roster", "difference"]
 
 NODE_LOSSES = 5
 """Losses in a row, without a finished step between them, after which a node is left out for a time."""
+FORMING_PATIENCE = 5.0
+"""Seconds that a round waits for nodes and workers beyond the minimum."""
 UNRANKED = 1 << 30
 
 
