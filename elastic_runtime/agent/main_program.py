@@ -6,12 +6,16 @@ the import path, a `__main__` of its own, and no frame of ours in a traceback.
 
 from __future__ import annotations
 
+import atexit
 import importlib.machinery
 import os
 import pkgutil
 import runpy
+import signal
 import sys
+import threading
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, NoReturn
@@ -22,6 +26,7 @@ __all__ = ["forget_shadowed", "path_entry", "run"]
 
 _CANNOT_OPEN = 2
 """The interpreter's exit code for a script that it cannot open."""
+_INTERRUPTED = 130
 _former_main: list[ModuleType] = []
 
 
@@ -76,10 +81,28 @@ def run(program: Program) -> NoReturn:
             _run_file(Path(program.script), main)
     except SystemExit:
         raise
+    except KeyboardInterrupt as interrupt:
+        _hide_our_frames()
+        if program.script is None:
+            raise  # `python -m` ends with exit code 1.
+        _end_interrupted(interrupt)
     except BaseException:
         _hide_our_frames()
         raise
     raise SystemExit(0)
+
+
+def _end_interrupted(interrupt: KeyboardInterrupt) -> NoReturn:
+    """End as the interpreter does when a script leaves KeyboardInterrupt unhandled: told, tidied up, by SIGINT."""
+    sys.excepthook(KeyboardInterrupt, interrupt, interrupt.__traceback__)
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGINT)
+    raise SystemExit(_INTERRUPTED)
 
 
 def _importable_name(item: os.DirEntry[str]) -> str:
