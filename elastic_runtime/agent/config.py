@@ -45,6 +45,12 @@ class AgentConfig:
     """Path of the file with the job's secret."""
     store_host: str = "127.0.0.1"
     """Address at which this machine's stores can be reached by all workers of the job."""
+    preload: Sequence[str] = ()
+    """Modules that an agent's own zygote imports beside torch; a supervisor has one for all its agents."""
+    silence: float = 5.0
+    """Seconds without a word of the coordinator after which an agent without a supervisor connects anew."""
+    patience: float = 600.0
+    """Seconds without a coordinator after which such an agent gives up."""
 
     def write(self, path: Path) -> None:
         """Write it for `read`."""

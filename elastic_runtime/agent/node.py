@@ -63,7 +63,8 @@ class NodeAgent:
         self._stores = Stores(logs / f"store-{node}.log", address=config.store_host, requests=requests)
         self._uplink = Uplink(
             config.coordinator, read_secret(Path(config.secret)), node=node, selector=self._selector,
-            on_open=self._join, on_message=self._on_order,
+            on_open=self._on_coordinator, on_message=self._on_order, on_close=self._on_coordinator_gone,
+            silence=config.silence if supervisor is None else None,
         )  # fmt: skip
         self._leaving = ""
         """Why this agent ends; empty while it does not."""
@@ -99,6 +100,10 @@ class NodeAgent:
         self._uplink.close()
         return 0
 
+    def _helpers(self) -> set[int]:
+        """Return the processes of this agent that are no workers, and are collected by whoever started them."""
+        return self._stores.processes
+
     def _patience(self) -> float:
         now = time.monotonic()
         moments = [self._watched + _WATCH]
@@ -108,6 +113,18 @@ class NodeAgent:
         return max(0.0, min(moments) - now)
 
     # --- the coordinator ---------------------------------------------------------------------------------------
+
+    def _on_coordinator(self) -> None:
+        self._join()
+        for slot in self._slots.values():
+            if slot.known.in_place:
+                slot.tell("coordinator", here=True)
+
+    def _on_coordinator_gone(self) -> None:
+        """Tell workers that nobody can explain for now why a peer is gone: they wait for it."""
+        for slot in self._slots.values():
+            if slot.known.in_place:
+                slot.tell("coordinator", here=False)
 
     def _join(self) -> None:
         """A coordinator is there: tell it everything."""
@@ -344,7 +361,7 @@ class NodeAgent:
             slot.close()
         if not self._slots and self._requests is None:
             # What workers that we started ourselves left behind in sessions of their own; keepers do it for theirs.
-            tree.kill_descendants(2.0, keep=self._stores.processes)
+            tree.kill_descendants(2.0, keep=self._helpers())
 
     def _drop(self, slot: Slot) -> None:
         self._unregister(slot)
@@ -374,6 +391,8 @@ class NodeAgent:
                 known.in_place, known.state = True, "starting"
                 known.rank = known.round = -1
                 self._uplink.send("hello", **slot.identity)
+                if not self._uplink.is_open:
+                    slot.tell("coordinator", here=False)
             elif kind == "ready":
                 known.state = "ready"
                 known.step, known.torn, known.fresh = (
@@ -422,7 +441,7 @@ class NodeAgent:
                         slot.handle.send_signal(signal.Signals(number))
             elif number == signal.SIGCHLD:
                 handles = [slot.handle for slot in self._slots.values() if slot.handle is not None]
-                tree.reap_others({handle.pid for handle in handles if handle.pid} | self._stores.processes)
+                tree.reap_others({handle.pid for handle in handles if handle.pid} | self._helpers())
             else:
                 self._leave_politely(signal.Signals(number).name)
 
@@ -434,6 +453,7 @@ class NodeAgent:
         if now - self._watched < _WATCH:
             return
         passed, self._watched = min(now - self._watched, 2 * _WATCH), now
+        self._look_around(passed)
         for slot in self._slots.values():
             self._watch_stopped(slot, now)
         if how := self._stores.lost(passed):
@@ -443,19 +463,18 @@ class NodeAgent:
             none = {"rank": None, "round": None, "log": None, "pid": None}
             self._tell_supervisor("started", **none, keepers=sorted(keepers))
 
+    def _look_around(self, seconds: float) -> None:
+        """Do what else is to be done every half second; `seconds` have gone by."""
+
     def _watch_stopped(self, slot: Slot, now: float) -> None:
         """Kill a worker that somebody stopped: its peers wait for it, and cannot know."""
-        if slot.handle is None or slot.handle.pid is None or not _is_stopped(slot.handle.pid):
+        if slot.handle is not None and slot.handle.keeper is not None and tree.is_stopped(slot.handle.keeper):
+            # It alone can say how the worker ended. Nobody but us has a use for it, so it is woken.
+            with suppress(OSError):
+                os.kill(slot.handle.keeper, signal.SIGCONT)
+        if slot.handle is None or slot.handle.pid is None or not tree.is_stopped(slot.handle.pid):
             slot.stopped_since = None
         elif slot.stopped_since is None:
             slot.stopped_since = now
         elif now - slot.stopped_since >= _STOPPED_PATIENCE and slot.kill_at is None:
             self._kill(slot, f"stopped by a signal for {_STOPPED_PATIENCE:.0f} s, and killed for that")
-
-
-def _is_stopped(pid: int) -> bool:
-    """Return whether a process is stopped by a signal (not by a debugger)."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"T"
-    except (OSError, IndexError):
-        return False

@@ -55,6 +55,7 @@ def preload(modules: Sequence[str], entry: str | None, tell: Callable[[str], Non
     # One parallel operation here with more threads hangs every fork.
     torch.set_num_threads(1)
     importlib.import_module("elastic_runtime.worker.torch_exit").keep_context_out_of_collectives()
+    importlib.import_module("elastic_runtime.worker.own_stores").serve_own_stores()
     for name in OWN:
         with suppress(ImportError):
             importlib.import_module(name)

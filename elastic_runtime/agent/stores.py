@@ -11,11 +11,14 @@ from pathlib import Path
 from elastic_runtime.agent.requests import Program
 from elastic_runtime.agent.spawned import SpawnedWorker
 from elastic_runtime.agent.warm import Ended, Failed, Lost, Refused, Started, WarmWorker, Worker
+from elastic_runtime.processes import tree
 
 __all__ = ["Stores"]
 
 _START_PATIENCE = 180.0
 _PATIENCE = 15.0
+_STOPPED_PATIENCE = 1.0
+"""Seconds that the process may be stopped (SIGSTOP) before it is killed: a round that forms waits for it."""
 
 
 class Stores:
@@ -39,6 +42,7 @@ class Stores:
         self._theirs: socket.socket | None = None
         self._ended = ""
         self._silence = 0.0
+        self._stopped = 0.0
 
     @property
     def next(self) -> tuple[str, int]:
@@ -78,8 +82,15 @@ class Stores:
         """
         if self._worker is None or self._control is None:
             return ""
+        if (pid := self._worker.keeper) is not None and tree.is_stopped(pid):
+            with suppress(OSError):
+                os.kill(pid, signal.SIGCONT)  # It alone says when the process ends.
+        stopped = self._worker.pid is not None and tree.is_stopped(self._worker.pid)
+        self._stopped = self._stopped + seconds if stopped else 0.0
         if not self._alive():
             how = self._ended
+        elif self._stopped >= _STOPPED_PATIENCE:
+            how = "was stopped by a signal"
         else:
             with suppress(OSError):
                 while self._control.recv(16, socket.MSG_DONTWAIT):
@@ -106,6 +117,7 @@ class Stores:
                 self._worker.close()
             self._worker = None
         self._ended = ""
+        self._stopped = 0.0
 
     def _alive(self) -> bool:
         if self._worker is None:

@@ -14,6 +14,11 @@ __all__ = ["Uplink"]
 
 _SHORTEST, _LONGEST = 0.02, 1.0
 """Seconds between two tries to reach the coordinator; it doubles from one to the other."""
+_CONNECT = 5.0
+_CONNECT_ANEW = 3.0
+"""Seconds for one try where cables may be cut: a packet that was lost is sent again later and later."""
+_PAUSE = 1.0
+"""Seconds between two calls of `tick` after which this process is taken to have been paused."""
 
 
 class Uplink:
@@ -26,8 +31,13 @@ class Uplink:
     def __init__(
         self, address: tuple[str, int], secret: bytes, *, node: str, selector: selectors.BaseSelector,
         on_open: Callable[[], None], on_message: Callable[[dict[str, Any]], None],
+        on_close: Callable[[], None] = lambda: None, silence: float | None = None,
     ) -> None:  # fmt: skip
-        """Prepare; `tick` connects."""
+        """Prepare; `tick` connects, and must be called every half second.
+
+        `on_close` is called when the coordinator is not there any more. One that says nothing for `silence` seconds is
+        taken to be cut off; without it only the end of the connection counts.
+        """
         self.term = 0
         """Highest term that was seen."""
         self.is_open = False
@@ -38,7 +48,14 @@ class Uplink:
         self._selector = selector
         self._on_open = on_open
         self._on_message = on_message
+        self._on_close = on_close
+        self._silence = silence
+        self.trouble = ""
+        """Why the last try failed; empty while the coordinator is there."""
         self._connection: Connection | None = None
+        self._aside: Connection | None = None
+        """The connection that fell silent. It stays until there is another: its end would say that this agent ended."""
+        self._ticked = self._excused_until = time.monotonic()
         self._registered = -1
         self._attempt = 0
         self._wait = _SHORTEST
@@ -60,9 +77,13 @@ class Uplink:
     def tick(self) -> None:
         """Connect if it is time."""
         now = time.monotonic()
+        if now - self._ticked > _PAUSE and self._silence is not None:
+            self._excused_until = now + self._silence  # What was said meanwhile has not been read.
+        self._ticked = now
         if self._connection is not None:
             self._connection.tick(now)
             self._look()
+            self._listen(now)
         elif now >= self._next_try:
             try:
                 self._connection = Connection(
@@ -71,8 +92,10 @@ class Uplink:
                     role="agent",
                     info={"node": self._node},
                     attempt=self._attempt,
+                    timeout=_CONNECT if self._silence is None else _CONNECT_ANEW,
                 )
-            except (ElasticError, OSError):
+            except (ElasticError, OSError) as error:
+                self.trouble = str(error)
                 self._retry()
                 return
             self._attempt += 1
@@ -84,6 +107,7 @@ class Uplink:
             self._unregister()
             self._connection.close()
             self._connection = None
+        self._forget_aside()
         self.is_open = False
 
     def flush(self, seconds: float) -> None:
@@ -106,7 +130,9 @@ class Uplink:
                     connection.close()  # It does not know yet that another one leads.
                     break
                 self.term, self.is_open, self._wait = message["term"], True, _SHORTEST
+                self.trouble = ""
                 self._on_open()
+                self._forget_aside()
             elif self.is_open:
                 self._on_message(message)
             if self._connection is not connection:
@@ -121,7 +147,8 @@ class Uplink:
         if connection.closed is not None:
             self._unregister()
             self._connection = None
-            self.is_open = False
+            self.trouble = str(connection.closed)
+            self._gone()
             self._retry()
             return
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.wants_write else 0)
@@ -130,6 +157,30 @@ class Uplink:
             self._registered = connection.fileno()
         elif self._selector.get_key(self._registered).events != events:
             self._selector.modify(self._registered, events, self._on_event)
+
+    def _listen(self, now: float) -> None:
+        """Put a connection aside that says nothing any more, and make another one."""
+        connection = self._connection
+        if self._silence is None or not self.is_open or connection is None or connection.last_heard is None:
+            return
+        if now - connection.last_heard <= self._silence or now <= self._excused_until:
+            return
+        self._unregister()
+        self._forget_aside()
+        self._aside, self._connection = connection, None
+        self.trouble = f"the coordinator said nothing for {self._silence:g} s"
+        self._next_try = now
+        self._gone()
+
+    def _gone(self) -> None:
+        if self.is_open:
+            self.is_open = False
+            self._on_close()
+
+    def _forget_aside(self) -> None:
+        if self._aside is not None:
+            self._aside.close()
+            self._aside = None
 
     def _unregister(self) -> None:
         if self._registered >= 0:

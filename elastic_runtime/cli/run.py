@@ -39,6 +39,10 @@ class RunCommand:
                             help="modules to import once, before workers are forked")  # fmt: skip
         parser.add_argument("--grace", type=float, default=3.0, metavar="S",
                             help="seconds between SIGTERM and SIGKILL for workers (default 3)")  # fmt: skip
+        parser.add_argument("--heartbeat", type=float, default=5.0, metavar="S",
+                            help="seconds after which an agent that says nothing is lost (default 5)")  # fmt: skip
+        parser.add_argument("--wait-limit", type=float, default=600.0, metavar="S",
+                            help="seconds below the minimum after which the job fails (default 600)")  # fmt: skip
         parser.add_argument(
             "--state-dir", metavar="DIR", help="folder for logs, events, checkpoints and the record"
         )
@@ -127,6 +131,8 @@ class RunCommand:
             name=arguments.name or names.unique_name(program.label),
             max_restarts=arguments.max_restarts,
             grace=arguments.grace,
+            heartbeat=arguments.heartbeat,
+            wait_limit=arguments.wait_limit,
             state_dir=_local_folder("--state-dir", arguments.state_dir),
             output_dir=_local_folder("--output-dir", arguments.output_dir),
             environment=environment_of(_pairs("--env", arguments.env)),

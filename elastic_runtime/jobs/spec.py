@@ -217,6 +217,11 @@ class JobSpec:
             raise InputError(f"--max-restarts {self.max_restarts}: takes a number from 0")
         if not 0 <= self.grace <= 3600:
             raise InputError(f"--grace {self.grace}: takes seconds from 0 to 3600")
+        # Agents are asked every second: less than two would take a slow one for a lost one.
+        if not 2 <= self.heartbeat <= 3600:
+            raise InputError(f"--heartbeat {self.heartbeat}: takes seconds from 2 to 3600")
+        if not 0 <= self.wait_limit <= 365 * 86_400:
+            raise InputError(f"--wait-limit {self.wait_limit}: takes seconds from 0 to {365 * 86_400}")
         _check_preload(self.preload)
         for place, argument in enumerate(self.arguments):
             if "\0" in argument:

@@ -69,6 +69,8 @@ def build_appdef(
         f"--nproc-per-node={spec.nodes.workers}",
         f"--max-restarts={spec.max_restarts}",
         f"--grace={spec.grace}",
+        f"--heartbeat={spec.heartbeat}",
+        f"--wait-limit={spec.wait_limit}",
     ]
     options += [f"--state-dir={_plain(spec.state_dir)}"] if spec.state_dir else []
     options += [f"--output-dir={_plain(spec.output_dir)}"] if spec.output_dir else []

@@ -27,6 +27,8 @@ def ddp(
     image: str = "",
     max_restarts: int = 10,
     grace: float = 3.0,
+    heartbeat: float = 5.0,
+    wait_limit: float = 600.0,
     state_dir: str = "",
     preload: str = "",
     cpu: int = 1,
@@ -48,6 +50,8 @@ def ddp(
         image: container image that has kfp-elastic and the script (not used by local_cwd)
         max_restarts: worker failures over the whole job after which it stops
         grace: seconds between SIGTERM and SIGKILL when workers are stopped
+        heartbeat: seconds after which an agent that says nothing is taken for lost
+        wait_limit: seconds for which a job below its minimum waits for workers; then it fails
         state_dir: folder for logs, events, checkpoints and the record
         preload: modules to import once, before workers are forked (A,B)
         cpu: processors of a node
@@ -66,6 +70,8 @@ def ddp(
             arguments=script_args,
             max_restarts=max_restarts,
             grace=grace,
+            heartbeat=heartbeat,
+            wait_limit=wait_limit,
             state_dir=state_dir or None,
             environment=environment_of(env),
             preload=preload_of(preload),

@@ -6,7 +6,7 @@ from elastic_runtime.membership.actions import Action, Change, Event, Stop
 from elastic_runtime.membership.members import Worker, by_node
 from elastic_runtime.membership.roster import Roster
 
-__all__ = ["RETURN_PATIENCE", "Changing"]
+__all__ = ["RETURN_PATIENCE", "Changing", "counted"]
 
 RETURN_PATIENCE = 30.0
 """Seconds in which a worker must come back from a round that broke; then it is killed and started anew."""
@@ -47,19 +47,25 @@ class Changing(Roster):
     def _change(self, now: float, *, planned: bool) -> list[Action]:
         """End the round: tell every worker of it to get ready for the next one, or stop them all."""
         if not self._all_in_place():
+            if self.phase != "stopping":
+                self._planned_stop = planned
             self.phase = "stopping"
             self.in_place = self._started_only = False
             self._awaited.clear()
-            alive = [w for w in self._workers.values() if w.state != "ending"]
-            for worker in alive:
-                worker.state = "ending"
-            return [Stop(node=node, slots=slots) for node, slots in by_node(alive).items()]
+            return self._stop_all()
         if not planned:
             if self.phase != "changing" or not any(w.at_once for w in self._workers.values()):
                 self._changing_since = now
             self.phase = "changing"
         active = [w for w in self._workers.values() if w.state in ("training", "finished")]
         return self._tell(active, planned=planned)
+
+    def _stop_all(self) -> list[Action]:
+        """Stop all workers that were not told to end."""
+        alive = [w for w in self._workers.values() if w.state != "ending"]
+        for worker in alive:
+            worker.state = "ending"
+        return [Stop(node=node, slots=slots) for node, slots in by_node(alive).items()]
 
     def _tell(self, workers: list[Worker], *, planned: bool) -> list[Action]:
         """Tell these workers to get ready for the next round, if they do not know yet."""
@@ -77,7 +83,7 @@ class Changing(Roster):
         nodes = len({w.node for w in self._members()})
         return Event(
             kind="round",
-            text=f"round {self.round}: {_counted(self.world_size, 'worker')} on {_counted(nodes, 'node')}",
+            text=f"round {self.round}: {counted(self.world_size, 'worker')} on {counted(nodes, 'node')}",
             details={"round": self.round, "world_size": self.world_size, "in_place": self.in_place},
         )
 
@@ -87,9 +93,10 @@ class Changing(Roster):
         if spares <= 0 or spares == before:
             return []
         allowed = f" (allowed sizes of nodes: {self.nodes})" if self.nodes.sizes is not None else ""
-        text = f"training on {_counted(self.world_size, 'worker')}, {spares} spare{allowed}"
+        text = f"training on {counted(self.world_size, 'worker')}, {spares} spare{allowed}"
         return [Event(kind="spare", text=text, details={"spares": spares})]
 
 
-def _counted(number: int, noun: str) -> str:
+def counted(number: int, noun: str) -> str:
+    """Return the number with its noun, in the plural unless it is one."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

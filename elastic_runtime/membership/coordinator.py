@@ -31,6 +31,7 @@ __all__ = ["CoordinatorConfig", "main"]
 
 _TICK = 0.1
 _BEAT = 1.0
+"""Most seconds between two words that are asked of an agent; a quarter of a short heartbeat is less."""
 _LINGER = 10.0
 """Seconds after the job's end in which those that are connected may still hear of it."""
 _ACQUIRE = 30.0
@@ -55,6 +56,9 @@ class CoordinatorConfig:
     """Seconds after which an agent that says nothing is taken for lost."""
     wait_limit: float = 600.0
     """Seconds below the minimum after which the job fails."""
+    managed: bool = True
+    """Whether somebody starts and stops agents as the coordinator says, all on this machine and called 0, 1, 2 …;
+    others come by themselves, from any host and by any name."""
 
     def write(self, path: Path) -> None:
         """Write it for `read`."""
@@ -80,6 +84,7 @@ async def _lead(config: CoordinatorConfig, listener: socket.socket) -> int:
         max_restarts=config.max_restarts,
         now=time.monotonic(),
         term=lease.term,
+        managed=config.managed,
         wait_limit=config.wait_limit,
     )
     service = Service(machine, name=config.name, heartbeat=config.heartbeat)
@@ -93,7 +98,7 @@ async def _lead(config: CoordinatorConfig, listener: socket.socket) -> int:
         service.tick()
         now = time.monotonic()
         if now >= beat:
-            beat = now + _BEAT
+            beat = now + min(_BEAT, config.heartbeat / 4)
             service.beat()
         if service.done is not None and over is None:
             over = now + _LINGER

@@ -159,7 +159,8 @@ class Losses:
         if count > self.allowed:
             self.exclude(node, now)
             return True
-        self._until[node] = now + (0.0 if count == 1 else min(2.0 ** (count - 2), _LARGEST_DELAY))
+        wait = 0.0 if count == 1 else min(2.0 ** (count - 2), _LARGEST_DELAY)
+        self._until[node] = max(self._until.get(node, now), now + wait)
         return False
 
     def exclude(self, node: str, now: float) -> None:

@@ -40,7 +40,9 @@ class Forming(Anew):
         if not size:
             return actions
         starting = any(w.state == "starting" for w in self._workers.values())
-        if not held and (starting or len(waiting) < self._expected(now)):
+        # What was started has waited for the others already.
+        expected = self.world_size if self._started_only else self._expected(now)
+        if not held and (starting or len(waiting) < expected):
             newest = max(self._forming_since, *(w.ready_since for w in waiting))
             if now - newest < FORMING_PATIENCE:
                 return actions
@@ -95,11 +97,14 @@ class Forming(Anew):
 
     def _invite(self, now: float) -> list[Action]:
         """Start workers that are missing, and let in those that are ready, at a step boundary."""
-        if not self.in_place or self.phase == "finishing":
+        if not self.in_place:
+            return self._resize(now)
+        if self.phase == "finishing":
             return []
         actions = self._start_missing(now)
         if self.phase != "running":
             return actions
+        actions += self._see_off()
         members = self._members()
         if all(w.told > self.round for w in members) or any(w.state == "finished" for w in members):
             return actions
@@ -149,8 +154,9 @@ class Forming(Anew):
 
     def _see_off(self) -> list[Action]:
         """Let those that wait, and should not be in the next round, end."""
-        keys = self._leavers()
-        leaving = [w for w in self._workers.values() if w.state == "ready" and w.key in keys]
+        waiting = [w for w in self._workers.values() if w.state == "ready"]
+        keys = self._leavers() if waiting else ()
+        leaving = [w for w in waiting if w.key in keys]
         for worker in leaving:
             worker.state = "ending"
         return [Leave(node=node, slots=slots) for node, slots in by_node(leaving).items()]

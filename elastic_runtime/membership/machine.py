@@ -51,6 +51,9 @@ class Membership(Takeover):
         if copy is not None and copy["term"] > self.term:
             return [Dismiss(node=node.id, reason=f"term {self.term} is stale: term {copy['term']} was seen")]
         actions: list[Action] = []
+        workers = list(workers)
+        if self._is_unchanged(node, workers):
+            return self._connected_again(node, workers, now)
         if node.id in self._nodes:
             actions += self.node_lost(node.id, now)
         if copy is not None and copy["term"] < self.term:
@@ -65,18 +68,36 @@ class Membership(Takeover):
             seconds = self.losses.until(node.id) - now
             why = f"node {node.id} failed too often and is left out for {seconds:.0f} s more"
             return [*actions, Dismiss(node=node.id, reason=why)]
+        node.since = now
         self._nodes[node.id] = node
         for worker in workers:
             worker.since = worker.ready_since = now
             self._workers[worker.key] = worker
             self._spawned = max(self._spawned, worker.spawn)
-            self.in_place = self.in_place or worker.in_place
+            self.in_place = self.in_place or (worker.in_place and self.phase != "stopping")
             if worker.rank >= 0:
                 self._last_rank[worker.key] = worker.rank
         if not self._taking_over and self._of(node.id):
             actions += self._adopt(now)
         elif self._is_filling():
             return actions
+        return actions + self._advance(now)
+
+    def _connected_again(self, node: Node, workers: list[Worker], now: float) -> list[Action]:
+        """Its cable was cut for a while, or ours was: the round goes on as if nothing had been."""
+        self._nodes[node.id].store = node.store
+        actions: list[Action] = []
+        for told in workers:
+            ours = self._workers[told.key]
+            ours.pid = told.pid
+            if ours.state != "training":
+                continue
+            if told.state == "finished":
+                actions += self.worker_finished(node.id, told.slot, told.spawn, told.step, now)
+            elif told.joined:
+                ours.joined, ours.fresh = True, False
+        if self.phase == "finishing" and (slots := tuple(w.slot for w in workers if w.state == "finished")):
+            actions.append(Release(node=node.id, slots=slots))  # It may not have heard the first one.
         return actions + self._advance(now)
 
     def _is_filling(self) -> bool:
@@ -111,7 +132,7 @@ class Membership(Takeover):
             text = f"node {node} was lost {times} times in a row: left out for {seconds:.0f} s"
             actions.append(Event(kind="node_excluded", text=text, details={"node": node}))
         charged, when = self._last_charge
-        if charged == node and now - when < _REFUND and self.budget.used:
+        if charged == node and not known.leaving and now - when < _REFUND and self.budget.used:
             self.budget.used -= 1  # Its worker was only the first of it that was seen to end.
             self._last_charge = ("", when)
         if any(worker.rank >= 0 for worker in gone):
@@ -243,6 +264,10 @@ class Membership(Takeover):
         self._awaited.discard(worker.key)
         if self.phase == "done":
             return []
+        stopped = worker.state == "ending" and self.phase == "stopping"
+        if stopped and (code == 0 or self._planned_stop):
+            # Whatever a program makes of SIGTERM: nothing had failed, and a real error comes again.
+            return [] if self._workers else self._advance(now)
         if code == 0 and (not self.in_place or self.phase == "finishing"):
             self._ended_well.add(worker.rank)
             if self.phase in ("running", "finishing") and self._any_in("training", "finished"):
@@ -287,6 +312,8 @@ class Membership(Takeover):
         if self.phase == "done" or desired == self.desired:
             return []
         before, self.desired = self.desired, desired
+        if desired > before:
+            self._grow_from, self._growth_asked = now, True
         text = f"desired size {desired} workers (was {before})"
         return [Event(kind="scale", text=text, details={"desired": desired}), *self._advance(now)]
 

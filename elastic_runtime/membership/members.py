@@ -27,6 +27,8 @@ class Node:
     pid: int = 0
     """Process id of its agent."""
     host: str = ""
+    since: float = 0.0
+    """When it connected."""
 
 
 @dataclass(kw_only=True)

@@ -17,6 +17,8 @@ NODE_LOSSES = 5
 """Losses in a row, without a finished step between them, after which a node is left out for a time."""
 FORMING_PATIENCE = 5.0
 """Seconds that a round waits for nodes and workers beyond the minimum."""
+GROWTH_PAUSE = 10.0
+"""Seconds that a round lasts at least before it is ended to have more nodes, unless somebody asked for them."""
 UNRANKED = 1 << 30
 
 
@@ -64,6 +66,13 @@ class Roster:
         self._round_of_step = -1
         self._store_losses = 0
         self._forming_since = self._changing_since = self._round_since = now
+        self._grow_pause = GROWTH_PAUSE
+        self._grow_from = now + GROWTH_PAUSE
+        """Before this, no round is ended only to have more nodes."""
+        self._growth_asked = False
+        """Whether somebody asked for more workers since the round was started."""
+        self._planned_stop = False
+        """Whether the workers that are being stopped are so because of a plan, not of a failure."""
         self._waiting_since: float | None = None
         self._waiting_told = False
         self._not_before = now
@@ -82,6 +91,16 @@ class Roster:
     def maximum(self) -> int:
         """Workers that the job never exceeds."""
         return self.nodes.maximum * self.nodes.workers
+
+    @property
+    def managed(self) -> bool:
+        """Whether nodes are started and stopped as `Wanted` says."""
+        return self._managed
+
+    @property
+    def wait_limit(self) -> float:
+        """Seconds below the minimum after which the job fails."""
+        return self._wait_limit
 
     @property
     def state(self) -> str:
@@ -199,10 +218,16 @@ class Roster:
     def _keep(self, now: float) -> list[str]:
         """Return the managed nodes that belong to the job at its desired size, those with low ranks first."""
         count = -(-self.desired // self.nodes.workers)
-        lowest = {w.node: w.rank for w in reversed(self.workers()) if w.rank >= 0}
+        if self.phase == "running" or self.in_place:
+            lowest = {w.node: w.rank for w in reversed(self.workers()) if w.rank >= 0}
+        else:  # Workers are being stopped, one after the other: what counts is who was in the round.
+            lowest = {}
+            for (node, _), rank in self._last_rank.items():
+                if node in self._nodes:
+                    lowest[node] = min(rank, lowest.get(node, rank))
         names = [str(n) for n in range(self.nodes.maximum)]
         names = [n for n in names if not self.losses.is_excluded(n) or self.losses.usable(n, now)]
-        names.sort(key=lambda n: (lowest.get(n, UNRANKED), natural(n)))
+        names.sort(key=lambda n: (lowest.get(n, UNRANKED), n not in self._nodes, natural(n)))
         return names[:count]
 
     def _expected(self, now: float) -> int:

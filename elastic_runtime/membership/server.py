@@ -34,6 +34,7 @@ _SWEEP = 0.25
 _RESERVED = 64
 _LINGER = 2.0
 _ACCEPT_PAUSE = 0.1
+_UNREACHABLE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -71,7 +72,7 @@ class Handler(Protocol):
         """An authentic message came."""
 
     def on_close(self, connection: int, why: str) -> None:
-        """The connection is gone: `eof`, `reset`, `slow reader`, `closed` (by us) or a `Refused` reason."""
+        """The connection is gone: `eof`, `reset`, `timed out`, `slow reader`, `closed` (here) or a `Refused` one."""
 
 
 def _host_key(address: str) -> str:
@@ -300,8 +301,8 @@ class Server:
             data = found.socket.recv(_READ)
         except (BlockingIOError, InterruptedError):
             return
-        except OSError:
-            self._drop(found, "reset")
+        except OSError as error:
+            self._drop(found, "timed out" if error.errno in _UNREACHABLE else "reset")
             return
         if not data:
             self._drop(found, "eof")
@@ -345,8 +346,8 @@ class Server:
                 sent = found.socket.send(data)
             except (BlockingIOError, InterruptedError):
                 sent = 0
-            except OSError:
-                self._drop(found, "reset")
+            except OSError as error:
+                self._drop(found, "timed out" if error.errno in _UNREACHABLE else "reset")
                 return
             if sent == len(data):
                 return
@@ -364,8 +365,8 @@ class Server:
             del found.unsent[: found.socket.send(memoryview(found.unsent)[:_READ])]
         except (BlockingIOError, InterruptedError):
             return
-        except OSError:
-            self._drop(found, "reset")
+        except OSError as error:
+            self._drop(found, "timed out" if error.errno in _UNREACHABLE else "reset")
             return
         if not found.unsent:
             found.unsent = None

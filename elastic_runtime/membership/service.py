@@ -1,29 +1,4 @@
-"""The coordinator without its socket: messages of agents, the supervisor and the command line to the machine and back.
-
-Agent to coordinator
-    join        node, pid, host, workers, fingerprint, store, running: what already runs, copy: see `Roster.copy`
-    store       store: [host, port] of an unused store
-    leaving     the agent was told to end
-    started     slot, spawn, pid
-    hello, ready, joined, finished, exited    slot, spawn and what the methods of `Membership` want; exited has
-                the step that was finished last and its round as well
-    store_lost  how
-    pong        the agent is there
-Coordinator to agent
-    welcome     term: the first message of every connection
-    start       round, store, places; change  round, planned, slots; go  round, term, store, source, places
-    leave, release, stop, kill                slots
-    dismiss     reason: the agent ends
-    copy        what the agent is to keep for a later coordinator; start and go carry it too
-    ping
-Supervisor to coordinator
-    progress    step, round; stop  reason; ping, answered by pong
-Coordinator to supervisor
-    wanted      nodes: those that should have an agent; event  kind_, text, details; done  state, reason
-    state       round, restarts, phase, after each change; silent  node, pid: an agent that no longer answers
-Command line to coordinator
-    status      answered by a status document; scale  workers, answered by scaled or error
-"""
+"""The coordinator without its socket: messages (see `messages`) to the machine, and its actions to messages."""
 
 from __future__ import annotations
 
@@ -36,10 +11,16 @@ from typing import Any, Protocol
 from elastic_runtime.errors import InputError
 from elastic_runtime.membership import actions as act
 from elastic_runtime.membership.machine import Membership
-from elastic_runtime.membership.members import Node, Worker
+from elastic_runtime.membership.messages import address, flag, integer, joining, text, to_node
 from elastic_runtime.membership.session import Peer
+from elastic_runtime.membership.silence import Silence
 
 __all__ = ["Service", "Transport"]
+
+_PAUSE = 1.0
+"""Seconds without a look at the clock (see `tick`) after which this process is taken to have been paused."""
+_SIGNALS = 1 << 16
+_OF_WORKERS = ("started", "hello", "ready", "joined", "finished", "exited")
 
 
 class Transport(Protocol):
@@ -80,9 +61,11 @@ class Service:
         self.done: act.Done | None = None
         self._told_state: dict[str, Any] = {}
         self._copy: dict[str, Any] = {}
-        self._last_tick = clock()
-        self._paused = 0.0
-        """Until when silence is this process's own fault."""
+        self._looked = clock()
+        self._pauses = 0.0
+        """Seconds for which this process was paused, in all."""
+        self._silence = Silence(heartbeat, apart=not machine.managed)
+        self._told_deaf = False
 
     def attach(self, transport: Transport) -> None:
         """Use `transport` from now on."""
@@ -111,10 +94,9 @@ class Service:
                 self._on_supervisor(connection, message)
             else:
                 self._on_control(connection, message)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             kind = message.get("kind")
-            self._tell_all({"kind": "event", "event": "bad_message", "details": {},
-                            "text": f"a message {kind!r} of {role} makes no sense: {error!r}"})  # fmt: skip
+            self._event("bad_message", f"a message {kind!r:.100} of {role} makes no sense: {error}")
             assert self._transport is not None
             self._transport.close(connection)
 
@@ -124,20 +106,25 @@ class Service:
         node = self._nodes.pop(connection, None)
         if role == "agent" and node is not None and self._agents.get(node) == connection:
             del self._agents[node]
+            if why == "timed out" and not self.machine.managed:
+                return  # A cut cable, perhaps our own: see `beat`.
             self._lose(node, f"its agent is gone ({why})" if why != "eof" else "its agent is gone")
 
     def _lose(self, node: str, how: str) -> None:
+        self._silence.forget(node)
         known = self.machine.node(node)
         if known is None:
             return
         if self.machine.phase != "done" and not known.leaving:
             self._event("node_lost", f"node {node} lost: {how}", node=node, **self._concerns(node))
-        self._do(self.machine.node_lost(node, self._clock()))
+        self._do(self.machine.node_lost(node, self._now()))
 
     # --- agents ------------------------------------------------------------------------------------------------
 
     def _on_agent(self, connection: int, message: dict[str, Any]) -> None:
-        kind, now = message["kind"], self._clock()
+        kind, now = text(message, "kind"), self._now()
+        if (known := self._nodes.get(connection)) is not None:
+            self._silence.heard(known, self._clock())
         if kind == "pong":
             return
         if kind == "join":
@@ -148,41 +135,46 @@ class Service:
             raise ValueError("an agent has to join first")
         machine = self.machine
         if kind == "store":
-            self._do(machine.node_store(node, _address(message["store"]), now))
+            self._do(machine.node_store(node, address(message, "store"), now))
         elif kind == "leaving":
+            told = f"node {node} leaves: {text(message, 'signal')} received"
             if machine.phase != "done":
-                text = f"node {node} leaves: {message['signal']} received"
-                self._event("node_leaving", text, node=node, **self._concerns(node))
+                self._event("node_leaving", told, node=node, **self._concerns(node))
             self._do(machine.node_leaving(node, now))
         elif kind == "store_lost":
-            text = f"the store host of node {node} {message['how']}"
+            how = text(message, "how")
             ends = not machine.in_place and machine.phase == "running" and machine.is_meeting
-            self._event("store_lost", text, node=node, round=machine.round, member=ends)
-            self._do(machine.store_lost(node, str(message["how"]), now))
+            told = f"the store host of node {node} {how}"
+            self._event("store_lost", told, node=node, round=machine.round, member=ends)
+            self._do(machine.store_lost(node, how, now))
+        elif kind == "progress":
+            machine.progressed(integer(message, "step"), integer(message, "round", -1))
+        elif kind not in _OF_WORKERS:
+            raise ValueError("an agent says no such thing")
         else:
-            slot, spawn = int(message["slot"]), int(message["spawn"])
+            slot, spawn = integer(message, "slot"), integer(message, "spawn")
             if kind == "started":
-                machine.worker_started(node, slot, spawn, int(message["pid"]))
+                machine.worker_started(node, slot, spawn, integer(message, "pid"))
             elif kind == "hello":
                 self._do(machine.worker_hello(node, slot, spawn, now))
             elif kind == "ready":
                 self._do(
                     machine.worker_ready(
-                        node, slot, spawn, now, step=int(message["step"]), torn=bool(message["torn"]),
-                        fresh=bool(message["fresh"]), round=int(message["round"]), told=int(message["told"]),
+                        node, slot, spawn, now, step=integer(message, "step"), torn=flag(message, "torn"),
+                        fresh=flag(message, "fresh"), round=integer(message, "round", -1),
+                        told=integer(message, "told", -1),
                     )
                 )  # fmt: skip
             elif kind == "joined":
-                machine.worker_joined(node, slot, spawn, int(message["round"]))
+                machine.worker_joined(node, slot, spawn, integer(message, "round"))
             elif kind == "finished":
-                self._do(machine.worker_finished(node, slot, spawn, int(message["step"]), now))
-            elif kind == "exited":
-                code, text = int(message["code"]), str(message.get("message", ""))
-                if int(message["round"]) >= 0:
-                    machine.progressed(int(message["step"]), int(message["round"]))
-                self._do(machine.worker_exited(node, slot, spawn, now, code=code, message=text))
+                self._do(machine.worker_finished(node, slot, spawn, integer(message, "step"), now))
             else:
-                raise ValueError("an agent says no such thing")
+                code, words = integer(message, "code", -_SIGNALS), text(message, "message", "")
+                step, round_ = integer(message, "step"), integer(message, "round", -1)
+                if round_ >= 0:
+                    machine.progressed(step, round_)
+                self._do(machine.worker_exited(node, slot, spawn, now, code=code, message=words))
 
     def _concerns(self, node: str) -> dict[str, Any]:
         """Say in which round the loss of a node falls, and whether it had workers there."""
@@ -191,49 +183,49 @@ class Service:
         return {"round": machine.round, "member": member}
 
     def _join(self, connection: int, message: dict[str, Any], now: float) -> None:
-        node = Node(
-            id=str(message["node"]), workers=int(message["workers"]), pid=int(message["pid"]),
-            host=str(message["host"]), store=_address(message["store"]),
-        )  # fmt: skip
-        if node.workers != self.machine.nodes.workers:
-            raise ValueError(
-                f"node {node.id} has room for {node.workers} workers, not {self.machine.nodes.workers}"
-            )
-        running = [Worker(node=node.id, **worker) for worker in message["running"]]
+        if connection in self._nodes:
+            raise ValueError(f"this agent has joined as node {self._nodes[connection]}")
+        node, running, copy = joining(message, workers=self.machine.nodes.workers)
         old = self._agents.get(node.id)
         self._agents[node.id] = connection
         self._nodes[connection] = node.id
+        self._silence.heard(node.id, self._clock())
         if old is not None:
             self._nodes.pop(old, None)
             assert self._transport is not None
             self._transport.close(old)
-        copy = message["copy"]
-        self._do(
-            self.machine.node_joined(
-                node, now, fingerprint=message["fingerprint"], workers=running, copy=copy
-            )
-        )
+        fingerprint = message.get("fingerprint")
+        again = self.machine.node(node.id) is not None
+        self._do(self.machine.node_joined(node, now, fingerprint=fingerprint, workers=running, copy=copy))
+        if (
+            again and not self.machine.taking_over
+        ):  # What was said on the connection before may not have come.
+            self._send(connection, {"kind": "copy", "copy": self.machine.copy(now)})
 
     # --- supervisor and command line -----------------------------------------------------------------------------
 
     def _on_supervisor(self, connection: int, message: dict[str, Any]) -> None:
-        kind = message["kind"]
+        kind = text(message, "kind")
         if kind == "ping":
             self._send(connection, {"kind": "pong"})
         elif kind == "progress":
-            self.machine.progressed(int(message["step"]), int(message["round"]))
+            self.machine.progressed(integer(message, "step"), integer(message, "round", -1))
         elif kind == "stop":
-            self._do(self.machine.stop(str(message["reason"])))
+            self._do(self.machine.stop(text(message, "reason")))
         else:
             raise ValueError("a supervisor says no such thing")
 
     def _on_control(self, connection: int, message: dict[str, Any]) -> None:
-        kind = message["kind"]
+        kind = text(message, "kind")
         if kind == "status":
             self._send(connection, {"kind": "status", **self.status()})
+        elif kind == "scale" and self.machine.taking_over:
+            # What the agents tell next would overrule it: the one who asks has to ask again.
+            told = "the coordinator is being replaced: try again in a moment"
+            self._send(connection, {"kind": "error", "taking_over": True, "text": told})
         elif kind == "scale":
             try:
-                self._scale(int(message["workers"]))
+                self._scale(integer(message, "workers"))
             except InputError as error:
                 self._send(connection, {"kind": "error", "text": str(error)})
             else:
@@ -257,7 +249,7 @@ class Service:
                 f"{workers} workers: this program is started anew on whole nodes of {per_node} workers: "
                 f"choose a multiple of {per_node}"
             )
-        self._do(machine.scale(workers, self._clock()))
+        self._do(machine.scale(workers, self._now()))
 
     def status(self) -> dict[str, Any]:
         """Return the document of `kfp-elastic status`, but for the events."""
@@ -310,28 +302,54 @@ class Service:
 
     def tick(self) -> None:
         """Time went by; call it about ten times a second. A pause of this process is not held against the others."""
-        now = self._clock()
-        if now - self._last_tick > 1.0:
-            self._paused = now + self._heartbeat
-        self._last_tick = now
+        now = self._now()
         if self.done is None:
             self._do(self.machine.tick(now))
 
+    def _now(self) -> float:
+        """Return the machine's time: the clock without the pauses of this process.
+
+        Messages and deadlines that piled up meanwhile would else be judged as if the others had had that time.
+        """
+        now = self._clock()
+        if now - self._looked > _PAUSE:
+            self._pauses += now - self._looked
+            self._silence.excuse(now)
+        self._looked = now
+        return now - self._pauses
+
     def beat(self) -> None:
-        """Ask every agent for a word, and give up those that said none for too long. Call it every second or so."""
+        """Ask every agent for a word, and give up those that said none for too long.
+
+        Call it every second, or four times a heartbeat if that is more often.
+        """
+        self._now()
         now = self._clock()
         assert self._transport is not None
         pids = {node.id: node.pid for node in self.machine.connected()}
-        for node, connection in list(self._agents.items()):
-            heard = self._transport.last_heard(connection)
-            if heard is not None and now - heard > self._heartbeat and now > self._paused:
-                self._tell_all({"kind": "silent", "node": node, "pid": pids.get(node, 0)})
-                del self._agents[node]
+        for node in self._silence.lost(now):
+            self._tell_all({"kind": "silent", "node": node, "pid": pids.get(node, 0)})
+            connection = self._agents.pop(node, None)
+            if connection is not None:
                 self._nodes.pop(connection, None)
                 self._transport.close(connection)
-                self._lose(node, f"its agent said nothing for {self._heartbeat:g} s")
-            else:
-                self._send(connection, {"kind": "ping"})
+            self._lose(node, f"its agent said nothing for {self._heartbeat:g} s")
+        for connection in list(self._agents.values()):
+            self._send(connection, {"kind": "ping"})
+        self._watch_own_cable(self._silence.deaf(now))
+
+    def _watch_own_cable(self, seconds: float) -> None:
+        """Say once that nobody has been heard for `seconds`, and give the job up when that lasts too long."""
+        if not seconds or self.done is not None:
+            self._told_deaf = False
+            return
+        limit = self.machine.wait_limit
+        what = f"no agent has been heard for {seconds:.0f} s: this host is cut off, or all others are"
+        if not self._told_deaf:
+            self._told_deaf = True
+            self._event("cut_off", f"{what}; waiting for at most {limit:.0f} s")
+        if seconds > limit:
+            self._do(self.machine.fail(what))
 
     # --- what the machine wants ----------------------------------------------------------------------------------
 
@@ -352,8 +370,8 @@ class Service:
                     connection = self._agents.get(action.node)
                     if connection is None:
                         continue
-                    message = _message(action, self.machine.term)
-                    if copy is not None and message["kind"] in ("start", "go"):
+                    message = to_node(action, self.machine.term)
+                    if copy is not None and message["kind"] in ("start", "go", "release"):
                         message["copy"] = copy
                         informed.add(action.node)
                     self._send(connection, message)
@@ -369,7 +387,7 @@ class Service:
 
     def _changed_copy(self) -> dict[str, Any] | None:
         """Return what agents should keep, if it has changed but for the steps, which they know themselves."""
-        copy = self.machine.copy(self._clock())
+        copy = self.machine.copy(self._now())
         budget = {key: value for key, value in copy["budget"].items() if key != "step"}
         compared = {**copy, "budget": budget, "round_of_step": 0,
                     "losses": {"excluded": sorted(copy["losses"]["excluded"])}}  # fmt: skip
@@ -400,36 +418,3 @@ class Service:
     def _send(self, connection: int, message: dict[str, Any]) -> None:
         assert self._transport is not None
         self._transport.send(connection, message)
-
-
-def _address(value: Any) -> tuple[str, int] | None:
-    return None if value is None else (str(value[0]), int(value[1]))
-
-
-def _message(action: act.ToNode, term: int) -> dict[str, Any]:
-    """Return an action as the message to its node."""
-    match action:
-        case act.Start(round=number, store=store, places=places):
-            assert store is not None
-            return {
-                "kind": "start",
-                "round": number,
-                "store": list(store),
-                "places": [dict(vars(place)) for place in places],
-            }
-        case act.Go(round=number, store=store, source=source, places=places):
-            given = [dict(vars(place)) for place in places]
-            return {
-                "kind": "go",
-                "round": number,
-                "term": term,
-                "store": list(store),
-                "source": source,
-                "places": given,
-            }
-        case act.Change(round=number, planned=planned, slots=slots):
-            return {"kind": "change", "round": number, "planned": planned, "slots": list(slots)}
-        case act.Dismiss(reason=reason):
-            return {"kind": "dismiss", "reason": reason}
-        case _:
-            return {"kind": type(action).__name__.lower(), "slots": list(action.slots)}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from elastic_runtime.jobs.nodes import NodeRange
-from elastic_runtime.membership.actions import Action, Release
-from elastic_runtime.membership.members import by_node
+from elastic_runtime.membership.actions import Action, Dismiss, Release
+from elastic_runtime.membership.members import Node, Worker, by_node
 from elastic_runtime.membership.settling import Settling
 
 __all__ = ["Takeover"]
@@ -56,10 +56,24 @@ class Takeover(Settling):
         if self._finishing:
             self.phase = "finishing"
             return [Release(node=n, slots=slots) for n, slots in by_node(self._members()).items()]
-        return self._adopt(now) if self.round >= 0 else []
+        out = [n for n in self.connected() if self.losses.is_excluded(n.id) and not self._of(n.id)]
+        dismissed: list[Action] = []
+        for node in out:  # It connected before somebody told that it is left out.
+            node.leaving = True
+            dismissed.append(Dismiss(node=node.id, reason=f"node {node.id} failed too often and is left out"))
+        if self.round < 0:
+            return dismissed
+        actions = dismissed + self._adopt(now)
+        if self.phase == "forming":
+            self.round += (
+                1  # Nodes that are still away may have been let into the next round: ours is another one.
+            )
+        return actions
 
     def _adopt(self, now: float) -> list[Action]:
         """Make sense of workers that run already: of this round, or of one that has ended meanwhile."""
+        if self.phase == "stopping":
+            return self._stop_all()  # The node was cut off before it could do as it was told.
         stale = [
             w for w in self._workers.values()
             if w.state in ("training", "finished") and w.round != self.round and not w.in_place
@@ -76,3 +90,24 @@ class Takeover(Settling):
         if self.phase == "changing":
             return actions + self._change(now, planned=False)
         return actions + self._tell([w for w in active if w not in members], planned=False)
+
+    def _is_unchanged(self, node: Node, workers: list[Worker]) -> bool:
+        """Whether a known agent only has another connection, and nothing that was said on the old one is missing."""
+        known = self._nodes.get(node.id)
+        if known is None or known.leaving or self._taking_over or not node.pid:
+            return False
+        ours, theirs = {w.key: w for w in self._of(node.id)}, {w.key: w for w in workers}
+        return (
+            (known.pid, known.host) == (node.pid, node.host)
+            and ours.keys() == theirs.keys()
+            and all(_is_as_known(ours[key], theirs[key]) for key in ours)
+        )
+
+
+def _is_as_known(ours: Worker, theirs: Worker) -> bool:
+    """Whether a worker is where the machine left it; it may have finished meanwhile."""
+    if (ours.spawn, ours.told, ours.at_once) != (theirs.spawn, theirs.told, theirs.at_once):
+        return False
+    if ours.state == "training" and theirs.state in ("training", "finished"):
+        return (ours.rank, ours.round) == (theirs.rank, theirs.round)
+    return ours.state == theirs.state

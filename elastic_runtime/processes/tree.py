@@ -15,6 +15,7 @@ __all__ = [
     "descendants",
     "die_with_parent",
     "exit_code",
+    "is_stopped",
     "kill_descendants",
     "reap",
     "reap_others",
@@ -45,6 +46,14 @@ def die_with_parent(parent: int, signum: signal.Signals = signal.SIGKILL) -> Non
 def become_subreaper() -> None:
     """Have orphaned descendants become children of this process instead of init's."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a process is stopped by a signal (not by a debugger)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"T"
+    except (OSError, IndexError):
+        return False
 
 
 def _parents() -> Iterator[tuple[int, int]]:

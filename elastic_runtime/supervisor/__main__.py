@@ -30,6 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--nproc-per-node", default="1")
     parser.add_argument("--max-restarts", type=int, default=10)
     parser.add_argument("--grace", type=float, default=3.0)
+    parser.add_argument("--heartbeat", type=float, default=5.0)
+    parser.add_argument("--wait-limit", type=float, default=600.0)
     parser.add_argument("--state-dir")
     parser.add_argument("--output-dir")
     parser.add_argument("--preload", default="")
@@ -61,6 +63,8 @@ def _run(given: argparse.Namespace) -> int:
         name=given.name,
         max_restarts=given.max_restarts,
         grace=given.grace,
+        heartbeat=given.heartbeat,
+        wait_limit=given.wait_limit,
         state_dir=str(folder.path),
         output_dir=str(Path(given.output_dir).absolute()) if given.output_dir else None,
         preload=preload_of(given.preload),

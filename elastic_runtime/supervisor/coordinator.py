@@ -14,7 +14,7 @@ from typing import Any
 
 from elastic_runtime.errors import ElasticError
 from elastic_runtime.membership.connection import Connection
-from elastic_runtime.supervisor.node import internal_command
+from elastic_runtime.processes.command import internal_command
 
 __all__ = ["CoordinatorHandle"]
 

@@ -15,6 +15,7 @@ from typing import Any
 from elastic_runtime.agent.environment import DEFAULTS
 from elastic_runtime.agent.main_program import path_entry
 from elastic_runtime.agent.requests import Program
+from elastic_runtime.agent.zygote_handle import ZygoteHandle
 from elastic_runtime.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 from elastic_runtime.jobs.folder import JobFolder, write_json
 from elastic_runtime.jobs.spec import JobSpec
@@ -24,7 +25,6 @@ from elastic_runtime.supervisor.coordinator import CoordinatorHandle
 from elastic_runtime.supervisor.logs import LogStream
 from elastic_runtime.supervisor.node import NodeHandle
 from elastic_runtime.supervisor.progress import Progress, counted
-from elastic_runtime.supervisor.zygote import ZygoteHandle
 
 __all__ = ["LocalJob"]
 
@@ -350,7 +350,7 @@ class LocalJob:
                     "state": done.state,
                     "reason": done.reason,
                     "exit_code": code,
-                    "global_step": self._progress.step,
+                    "global_step": self._progress.now,
                     "world_size": self._largest_world,
                     "restarts": min(self._restarts, self._spec.max_restarts),
                     "max_restarts": self._spec.max_restarts,

@@ -7,7 +7,6 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -15,18 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from elastic_runtime.agent.protocol import Channel
+from elastic_runtime.processes.command import internal_command
 
-__all__ = ["NodeHandle", "internal_command"]
-
-
-def internal_command(module: str, *arguments: str) -> list[str]:
-    """Return the command that runs one of our modules.
-
-    `-P` keeps the current folder out of the import path: a user's own `elastic_runtime/` there must not be taken
-    for ours.
-    """
-    return [sys.executable, "-P", "-m", module, *arguments]
-
+__all__ = ["NodeHandle"]
 
 _START_PATIENCE = 120.0
 _PATIENCE = 15.0
@@ -88,6 +78,9 @@ class NodeHandle:
         poll = select.poll()
         for pidfd in self._keepers.values():
             poll.register(pidfd, select.POLLIN)
+            # A stopped one would only be killed at the end, and all that depends on it would wait.
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGCONT)
         left = set(self._keepers.values())
         deadline = time.monotonic() + timeout
         while left and (remaining := deadline - time.monotonic()) > 0:

@@ -57,6 +57,11 @@ class Progress:
         """Round of the newest report; -1 if there is none."""
         return int(self.line.get("round", -1))
 
+    @property
+    def now(self) -> int:
+        """Finished steps of the newest report: less than `step` while steps are done again that were lost."""
+        return int(self.line.get("step", 0))
+
     def failed(self, cause: str, now: float, *, round_: int = -1, consequence: bool = False) -> None:
         """A failure of `round_` was noticed at `now` (epoch seconds); one that is still recovered from goes on.
 
@@ -64,7 +69,7 @@ class Progress:
         """
         open_one = self.recoveries[-1] if self.recoveries and self.recoveries[-1].seconds is None else None
         if open_one is None:
-            self.recoveries.append(Recovery(cause, now, self.step, round=round_, consequence=consequence))
+            self.recoveries.append(Recovery(cause, now, self.now, round=round_, consequence=consequence))
             return
         open_one.round = max(open_one.round, round_)
         if open_one.consequence and not consequence:

@@ -86,6 +86,7 @@ class AgentLink:
         self._go: Go | None = None
         self._leaving = False
         self._released = False
+        self._led = True
         self._watcher = threading.Thread(target=self._watch, name="elastic-channel", daemon=True)
 
     @classmethod
@@ -135,9 +136,22 @@ class AgentLink:
         return self._urgent > self._round or self._leaving
 
     def wait_for_change(self, seconds: float) -> bool:
-        """Wait until the agent says that the round ends; False if it does not within `seconds`."""
+        """Wait until the agent says that the round ends; False if it does not within `seconds`.
+
+        Those in which the agent has no coordinator do not count: nobody can know then why a peer is gone.
+        """
         with self._changed:
-            return self._changed.wait_for(lambda: self._leaving or self._newest > self._round, seconds)
+            while True:
+                led = self._led
+                limit = seconds if led else None
+                self._changed.wait_for(lambda: self._is_over() or self._led is not led, limit)  # noqa: B023 - at once
+                if self._is_over():
+                    return True
+                if led and self._led:
+                    return False
+
+    def _is_over(self) -> bool:
+        return self._leaving or self._newest > self._round
 
     def settled(self) -> None:
         """Tell the listening thread that the main thread is out of the round: nothing to interrupt any more."""
@@ -225,6 +239,8 @@ class AgentLink:
                 self._leaving = True
             elif kind == "release":
                 self._released = True
+            elif kind == "coordinator":
+                self._led = bool(message["here"])
             else:
                 raise ValueError(f"unknown kind {kind!r}")
             self._changed.notify_all()

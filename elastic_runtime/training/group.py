@@ -23,6 +23,7 @@ __all__ = ["RoundGroup", "Stuck", "backend_for", "is_broken_collective"]
 
 _logger = logging.getLogger(__name__)
 _STORE = datetime.timedelta(seconds=30)
+_STORE_TRY = datetime.timedelta(seconds=1)
 _JOIN = datetime.timedelta(seconds=60)
 _COLLECTIVE = datetime.timedelta(minutes=30)
 """torch's own limit for gloo. Silent peers are found by the agent, long before."""
@@ -58,6 +59,16 @@ def is_broken_collective(error: BaseException | None) -> bool:
     return False
 
 
+def _listens(address: tuple[str, int]) -> bool:
+    try:
+        socket.create_connection(address, timeout=_STORE_TRY.total_seconds()).close()
+    except TimeoutError:
+        return True  # Its queue is full: it is there.
+    except OSError:
+        return False
+    return True
+
+
 class RoundGroup:
     """The default process group of the present round, if there is one."""
 
@@ -85,9 +96,7 @@ class RoundGroup:
         # Every init_process_group wraps the hook once more: a thousand rounds would make a chain of a thousand.
         self._hook = sys.excepthook
         self.made = True
-        store = dist.TCPStore(  # type: ignore[attr-defined]
-            go.store[0], go.store[1], None, is_master=False, timeout=_STORE, wait_for_workers=False
-        )
+        store = self._connect(go.store)
         prefixed = dist.PrefixStore(f"elastic/{go.term}/{go.round}", store)  # type: ignore[attr-defined]
         dist.init_process_group(
             backend_for(self._device),
@@ -98,6 +107,25 @@ class RoundGroup:
         )
         distributed_c10d._set_pg_timeout(_COLLECTIVE)
         self._own = socket_inodes() - self._before
+
+    def _connect(self, address: tuple[str, int]) -> Any:
+        """Return a client of the round's store. Raises `RuntimeError` soon after `interrupt`, or if the store is gone.
+
+        torch tries a port at which nobody listens any more for twice its timeout, and nothing interrupts that: so the
+        timeout is short, and it is asked again as long as somebody listens (a store host may still be starting).
+        """
+        end = time.monotonic() + _STORE.total_seconds()
+        while True:
+            try:
+                store = dist.TCPStore(  # type: ignore[attr-defined]
+                    *address, None, is_master=False, timeout=_STORE_TRY, wait_for_workers=False
+                )
+            except RuntimeError:
+                if self._interrupted is not None or time.monotonic() > end or not _listens(address):
+                    raise
+            else:
+                store.set_timeout(_STORE)
+                return store
 
     def make_from_environment(self) -> None:
         """Make the group that torchrun's variables describe."""

@@ -29,6 +29,10 @@ __all__ = ["Session"]
 _logger = logging.getLogger(__name__)
 _PATIENCE = 10.0
 """Seconds that the agent has to explain a broken collective; without an explanation the error is the script's."""
+_EXPLANATION = 2.0
+"""Seconds that the agent has to explain a group that could not be made."""
+_JOINS = 3
+"""Groups in a row that may fail for no reason that the agent knows."""
 _CHECKPOINT_LEAST = 10.0
 _CHECKPOINT_SHARE = 30
 """A checkpoint is due after this many times the seconds that the last one took: about 3 % of the time."""
@@ -57,6 +61,7 @@ class Session:
         self._held: Attached | None = None
         self._fresh = True
         self._torn = False
+        self._lineage = -1
         self._in_round = False
         self._in_step = False
         self._stop = False
@@ -155,6 +160,7 @@ class Session:
         self.leave_round()
 
     def _enter(self) -> None:
+        tries = _JOINS
         while self.link is not None:
             self.leave_round()
             go = self.link.ask(
@@ -165,8 +171,11 @@ class Session:
                 self.group.make(go)
             except RuntimeError:
                 self.group.interrupt()
-                if not self.link.wait_for_change(_PATIENCE):
-                    raise
+                if not self.link.wait_for_change(_EXPLANATION):
+                    # Nobody died: the round's store did, perhaps. Ready again, the round is formed anew elsewhere.
+                    tries -= 1
+                    if not tries:
+                        raise
                 continue
             self._in_round = True
             return
@@ -198,7 +207,7 @@ class Session:
     def _synchronise(self, attached: Attached) -> None:
         self.check()
         world, rank = self.place.world_size, self.place.rank
-        own = Standing(self.position.step, self.position.digest(), self._fresh, self._torn)
+        own = Standing(self.position.step, self.position.digest(), self._fresh, self._torn, self._lineage)
         source = agree(own, source=self.place.source, world=world)
         given: Any = None
         restored = False
@@ -212,6 +221,7 @@ class Session:
             attached.check_names(list(given["state"]), f"rank {source} or the checkpoint")
             attached.load(given["state"])
             self.position = Position.of(given["position"])
+            self._lineage = int(given.get("lineage", -1))  # Not in a checkpoint of an older version.
         elif self._held is not None and not attached.same_objects(self._held):
             attached.load(self._held.state())
         self._hold(attached)
@@ -232,7 +242,7 @@ class Session:
         return {**self._payload(self._held or attached), "restored": False}, False
 
     def _payload(self, attached: Attached) -> dict[str, Any]:
-        return {"position": self.position.text(), "state": attached.state()}
+        return {"position": self.position.text(), "lineage": self._lineage, "state": attached.state()}
 
     def _hold(self, attached: Attached) -> None:
         same = self._held is not None and attached.same_objects(self._held)
@@ -295,6 +305,7 @@ class Session:
         """A step counts: move the position, report it, save a checkpoint if one is due."""
         self.current = None
         self._stop = step.stop
+        self._lineage = self.place.round
         self.position.step += 1
         self.position.samples += step.samples
         self.position.segments[self.calls - 1][0] += 1

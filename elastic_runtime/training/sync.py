@@ -39,6 +39,9 @@ class Standing:
     """It holds no state of this job's rounds."""
     torn: bool
     """Its state is part of one step and part of the next."""
+    lineage: int = -1
+    """Round in which the last step was committed; -1 if none was. Two rounds may both have done the same step, one of
+    them on a host that was cut off: equal steps of the same round are equal state, those of two rounds are not."""
 
 
 def agree(own: Standing, *, source: int, world: int) -> int | None:
@@ -47,7 +50,7 @@ def agree(own: Standing, *, source: int, world: int) -> int | None:
     `source` is the coordinator's choice, -1 if it knows of no state: then rank 0 gives what it has or finds in a
     checkpoint. Raises `JobFailed` if no rank has whole state.
     """
-    mine = torch.tensor([own.step, own.digest, own.fresh, own.torn], dtype=torch.int64)
+    mine = torch.tensor([own.step, own.digest, own.fresh, own.torn, own.lineage], dtype=torch.int64)
     if world == 1:
         rows = [mine.tolist()]
     else:
@@ -57,8 +60,8 @@ def agree(own: Standing, *, source: int, world: int) -> int | None:
     if source >= 0:
         if source >= world or rows[source][2] or rows[source][3]:
             raise JobFailed(f"source={source} of the round has no whole state to give: {rows}")
-        step, digest, _, _ = rows[source]
-        in_step = all(row == [step, digest, 0, 0] for row in rows)
+        step, digest, _, _, lineage = rows[source]
+        in_step = all(row == [step, digest, 0, 0, lineage] for row in rows)
         return None if in_step else source
     return 0
 

@@ -30,7 +30,7 @@ def keep_context_out_of_collectives() -> None:
         return
 
     def stash_unless_context(key: str, value: object) -> None:
-        if key != _KEY or torch.cuda.is_initialized():
+        if key != _KEY or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             stash(key, value)
 
     def remove_if_there(key: str) -> None:

@@ -44,6 +44,6 @@ def test_options_of_run() -> None:
         word for action in parser._actions for word in action.option_strings if word.startswith("--")
     )
     assert options == [
-        "--detach", "--env", "--grace", "--help", "--json", "--max-restarts", "--module", "--name", "--nodes",
-        "--nproc-per-node", "--output-dir", "--preload", "--scheduler", "--scheduler-arg", "--state-dir",
+        "--detach", "--env", "--grace", "--heartbeat", "--help", "--json", "--max-restarts", "--module", "--name", "--nodes",
+        "--nproc-per-node", "--output-dir", "--preload", "--scheduler", "--scheduler-arg", "--state-dir", "--wait-limit",
     ]  # fmt: skip

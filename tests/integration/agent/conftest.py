@@ -16,7 +16,7 @@ import pytest
 
 from elastic_runtime.agent.requests import Program
 from elastic_runtime.agent.warm import Ended, Event, Failed, Gone, Lost, Refused, WarmWorker
-from elastic_runtime.supervisor.zygote import ZygoteHandle
+from elastic_runtime.agent.zygote_handle import ZygoteHandle
 
 LAST = (Gone, Failed, Refused, Lost)
 

@@ -97,8 +97,11 @@ def test_checking_a_script_does_not_run_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("max_restarts", -1), ("grace", -0.1), ("grace", float("nan")), ("arguments", ["a\0"])],
-)
+    [
+        ("max_restarts", -1), ("grace", -0.1), ("grace", float("nan")), ("arguments", ["a\0"]), ("heartbeat", 1.9),
+        ("heartbeat", float("nan")), ("wait_limit", -1), ("wait_limit", float("inf")),
+    ],
+)  # fmt: skip
 def test_a_wrong_field_of_a_job_is_refused(tmp_path: Path, field: str, value: object) -> None:
     script = tmp_path / "train.py"
     script.touch()

@@ -74,11 +74,14 @@ def test_a_wrong_role_is_named(roles: list[specs.Role], message: str) -> None:
 def test_the_component_builds_the_same_application_as_the_launcher(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.touch()
-    by_component = ddp("--x", "1", script=str(script), j="1:2x3", max_restarts=4)
+    by_component = ddp("--x", "1", script=str(script), j="1:2x3", max_restarts=4, heartbeat=2.5, wait_limit=7)
     spec = JobSpec(
         program=program_of(str(script), None),
         nodes=parse_nodes("1:2", 3),
         arguments=["--x", "1"],
         max_restarts=4,
+        heartbeat=2.5,
+        wait_limit=7,
     )
+    assert {"--heartbeat=2.5", "--wait-limit=7"} <= set(by_component.roles[0].args)
     assert by_component == build_appdef(spec, resource=specs.resource(cpu=1, gpu=0, memMB=1024))

@@ -1,7 +1,8 @@
 """A simulated job around the membership machine: agents, workers and messages, with a clock of its own.
 
 Messages keep their order on one connection and overtake each other between connections. Workers behave as real ones
-do: they train in step with their peers, stop at an agreed boundary or at once, fail, hang and come back.
+do: they train in step with their peers, stop at an agreed boundary or at once, fail, tear their state, cannot join, hang
+and come back. What a coordinator that dies had sent may still be done, or not.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 from elastic_runtime.jobs.nodes import NodeRange
@@ -17,6 +19,7 @@ from elastic_runtime.membership.machine import Membership
 from elastic_runtime.membership.members import Node, Worker
 
 TOTAL_STEPS = 60
+BROKEN = "RuntimeError: Connection closed by peer"
 
 
 @dataclass
@@ -49,11 +52,13 @@ class SimNode:
     id: str
     workers: dict[int, SimWorker] = field(default_factory=dict)
     to_machine: deque[tuple[str, dict[str, Any]]] = field(default_factory=deque)
-    to_node: deque[act.ToNode] = field(default_factory=deque)
+    to_node: deque[tuple[act.ToNode | None, dict[str, Any]]] = field(default_factory=deque)
     connected: bool = False
     leaving: bool = False
     copy: dict[str, Any] | None = None
     stores: int = 0
+    pid: int = field(default_factory=count(1).__next__)
+    """Tells an agent that connects again from another one of its name."""
 
 
 class Simulation:
@@ -63,6 +68,7 @@ class Simulation:
         self, seed: int, *, nodes: NodeRange, in_place: bool = True, max_restarts: int = 1000
     ) -> None:
         self.chance = random.Random(seed)
+        self.total = TOTAL_STEPS
         self.range = nodes
         self.in_place = in_place
         self.max_restarts = max_restarts
@@ -86,10 +92,17 @@ class Simulation:
     def kill_coordinator(self) -> None:
         """The coordinator dies: connections close, what was under way is lost."""
         self.machine = None
-        for node in self.nodes.values():
-            node.connected = False
-            node.to_node.clear()
-            node.to_machine.clear()
+        for node in list(self.nodes.values()):
+            if node.connected:
+                self._cut(node)
+
+    def _cut(self, node: SimNode) -> None:
+        """A connection ends; what is under way to the node may still arrive."""
+        node.connected = False
+        node.to_machine.clear()
+        while node.to_node and self.chance.random() < 0.5:
+            self._obey(node)
+        node.to_node.clear()
 
     def new_coordinator(self) -> None:
         """Another one takes over."""
@@ -99,6 +112,7 @@ class Simulation:
         self.machine = self._machine()
 
     def _take(self, actions: list[act.Action]) -> None:
+        copy = {} if self.machine is None else self.machine.copy(self.now)
         for action in actions:
             match action:
                 case act.Wanted(nodes):
@@ -112,12 +126,10 @@ class Simulation:
                         self._check_places(action)
                     node = self.nodes.get(action.node)
                     if node is not None and node.connected:
-                        node.to_node.append(action)
-        if self.machine is not None:
-            copy = self.machine.copy(self.now)
-            for node in self.nodes.values():
-                if node.connected:
-                    node.copy = copy
+                        node.to_node.append((action, copy))
+        for node in self.nodes.values():
+            if node.connected and _kept(node.to_node[-1][1] if node.to_node else node.copy) != _kept(copy):
+                node.to_node.append((None, copy))
 
     def _check_places(self, action: act.Go | act.Start) -> None:
         """No rank is given twice in a round, and the size is allowed."""
@@ -157,8 +169,9 @@ class Simulation:
         ]  # fmt: skip
         if not self.in_place:
             for worker in known:
-                worker.state, worker.in_place = "training", False
-        record = Node(id=node.id, workers=self.range.workers, store=(node.id, node.stores))
+                worker.in_place = False
+                worker.state = "ending" if worker.state == "ending" else "training"
+        record = Node(id=node.id, workers=self.range.workers, store=(node.id, node.stores), pid=node.pid)
         self._take(self.machine.node_joined(record, self.now, workers=known, copy=node.copy))
         if node.leaving:
             node.to_machine.append(("leaving", {}))
@@ -236,7 +249,7 @@ class Simulation:
 
     def _obey(self, node: SimNode) -> None:
         """A node does what one message asks."""
-        action = node.to_node.popleft()
+        action, node.copy = node.to_node.popleft()
         workers = node.workers
         match action:
             case act.Start():
@@ -276,11 +289,12 @@ class Simulation:
             case act.Leave() | act.Release():
                 for slot in action.slots:
                     if w := workers.get(slot):
+                        w.state = "ending" if isinstance(action, act.Leave) else w.state
                         self.end(w, 0)
             case act.Stop():
                 for slot in action.slots:
                     if w := workers.get(slot):
-                        self.end(w, -15)
+                        w.state = "ending"
             case act.Kill():
                 for slot in action.slots:
                     if w := workers.get(slot):
@@ -304,14 +318,19 @@ class Simulation:
         """A worker does what it does next."""
         if worker.hung:
             return
+        if worker.state == "ending":
+            self.end(worker, self.chance.choice([-15, -15, 143, 0, 1, -9]))
+            return
         if worker.state == "new":
             worker.state = "starting"
             self._say(worker, "hello")
         elif worker.state == "starting" or (
             worker.state in ("training", "finished") and worker.told > worker.round and worker.at_once
         ):
+            if worker.joined and worker.state == "training" and self.chance.random() < 0.1:
+                worker.torn = True
             self._ready(worker)
-        elif worker.state == "training" and worker.joined and worker.step >= TOTAL_STEPS:
+        elif worker.state == "training" and worker.joined and worker.step >= self.total:
             worker.state = "finished"
             if self.in_place:
                 self._say(worker, "finished", step=worker.step)
@@ -333,7 +352,7 @@ class Simulation:
             source = next(w for w in peers if w.rank == worker.source)
             assert not source.fresh
             assert not source.torn
-            assert source.step >= worker.step, "the furthest one gives its state"
+            assert source.step >= worker.step or worker.torn, "the furthest one gives its state"
             worker.step = source.step
         worker.joined, worker.fresh, worker.torn = True, False, False
         self._say(worker, "joined", round=worker.round)
@@ -363,6 +382,8 @@ class Simulation:
 
     def run(self, turns: int, *, quiet: bool = False) -> None:
         """Let `turns` things happen in a random order; nothing bad if `quiet`."""
+        if quiet:
+            self.unhang()
         for _ in range(turns):
             if self.done is not None:
                 return
@@ -406,9 +427,35 @@ class Simulation:
         if self.chance.random() > 0.02:
             return
         live = self.live()
-        what = self.chance.choice(["worker", "worker", "node", "leave", "coordinator", "scale", "cut"])
+        what = self.chance.choice(
+            [
+                "worker",
+                "worker",
+                "node",
+                "leave",
+                "coordinator",
+                "scale",
+                "cut",
+                "again",
+                "broken",
+                "unmet",
+                "hang",
+            ]
+        )
         if what == "worker" and live:
             self.end(self.chance.choice(live), -9)
+        elif what == "broken" and live and self.highest < self.total:
+            # When others have ended well already, a broken connection means that they ended too early.
+            self.end(self.chance.choice(live), 1, BROKEN)
+        elif what == "unmet" and self.in_place:
+            for worker in live:
+                if worker.state == "training" and not worker.joined and not worker.hung:
+                    self._ready(worker)  # The store is lost, or a peer does not answer.
+                    break
+        elif what == "hang" and live:
+            self.chance.choice(live).hung = True
+            if self.chance.random() < 0.7:
+                self.end(self.chance.choice(live), -9)
         elif what == "node" and self.nodes:
             self.kill_node(self.chance.choice(list(self.nodes)))
         elif what == "leave" and self.nodes:
@@ -418,10 +465,31 @@ class Simulation:
         elif what == "cut" and self.nodes and self.machine is not None:
             node = self.chance.choice(list(self.nodes.values()))
             if node.connected:
-                node.connected = False
-                node.to_machine.clear()
-                node.to_node.clear()
+                self._cut(node)
                 self._take(self.machine.node_lost(node.id, self.now))
-        elif what == "scale" and self.machine is not None and self.range.sizes is None:
-            desired = self.chance.randint(self.machine.minimum, self.machine.maximum)
+        elif what == "again" and self.nodes and self.machine is not None:
+            node = self.chance.choice(list(self.nodes.values()))
+            if node.connected:  # It connects again before the end of its old connection is seen.
+                self._cut(node)
+                if node.id in self.nodes:
+                    self.connect(node)
+        elif what == "scale" and self.machine is not None and not self.machine.taking_over:
+            sizes = [size * self.range.workers for size in self.range.sizes or ()]
+            desired = self.chance.choice(sizes or range(self.machine.minimum, self.machine.maximum + 1))
             self._take(self.machine.scale(desired, self.now))
+
+    def unhang(self) -> None:
+        """Whoever watches for hangs kills those that sit in a collective for ever; the machine does so with others."""
+        for worker in self.live():
+            if worker.hung and (
+                worker.joined or worker.state == "starting" or worker.state == "new" or not self.in_place
+            ):
+                self.end(worker, -9, "killed by the watch")
+
+
+def _kept(copy: dict[str, Any] | None) -> dict[str, Any]:
+    """What of a copy is told again when it changes: not the steps, and not how long somebody is left out."""
+    if not copy:
+        return {}
+    budget, losses = {**copy["budget"], "step": 0}, sorted(copy["losses"]["excluded"])
+    return {**copy, "budget": budget, "losses": losses, "round_of_step": 0}

@@ -95,6 +95,20 @@ def test_only_a_step_of_a_later_round_ends_a_recovery(tmp_path: Path) -> None:
     }
 
 
+def test_steps_that_were_lost_and_done_again_are_lost_once(tmp_path: Path) -> None:
+    progress = Progress(tmp_path / "metrics.jsonl")
+    report(progress.path, (1.0, 100, 0))
+    progress.read()
+    progress.failed("rank 0: killed by SIGKILL", 1.1, round_=0)
+    report(progress.path, (2.0, 61, 1), (3.0, 62, 1))
+    progress.read()
+    assert (progress.step, progress.now) == (100, 62)
+    progress.failed("rank 0: killed by SIGKILL", 3.1, round_=1)
+    report(progress.path, (4.0, 62, 2))
+    progress.read()
+    assert [recovery.steps_lost for recovery in progress.recoveries] == [40, 1]
+
+
 def test_what_is_no_report_is_left_out(tmp_path: Path) -> None:
     progress = Progress(tmp_path / "metrics.jsonl")
     lines = ["[1]", '"x"', '{"step": [2], "time": 1}', '{"step": 1e999, "time": 1, "round": 0, "world_size": 1}',

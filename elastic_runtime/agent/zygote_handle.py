@@ -1,4 +1,4 @@
-"""The supervisor's end of the zygote: started first of all, asked whether it is there, started again when it is not."""
+"""The starter's end of the zygote: started first of all, asked whether it is there, started again when it is not."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from elastic_runtime.agent.requests import receive, request_pair, send_message
+from elastic_runtime.processes import tree
+from elastic_runtime.processes.command import internal_command
 from elastic_runtime.processes.title import room
-from elastic_runtime.supervisor.node import internal_command
 
 __all__ = ["ZygoteHandle"]
 
@@ -101,6 +102,9 @@ class ZygoteHandle:
             code = self._process.returncode
             return [*told, self._on_loss(f"ended with code {code}" if code >= 0 else _by_signal(-code))]
         before, self._silence = self._silence, self._silence + seconds
+        if int(before) != int(self._silence) and self._silence > 2 and tree.is_stopped(self._process.pid):
+            # Workers that are to start wait for it, and another one takes longer to load.
+            self._process.send_signal(signal.SIGCONT)
         if self._silence >= _PATIENCE:
             return [*told, self._on_loss("no longer answered")]
         if self.ready:
