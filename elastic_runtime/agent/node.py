@@ -95,6 +95,7 @@ class NodeAgent:
             for slot in self._slots.values():
                 slot.close()
             self._stores.close()
+        signal.set_wakeup_fd(-1)
         # Who is told politely does not have to find out.
         self._uplink.flush(_LAST_WORDS)
         self._uplink.close()

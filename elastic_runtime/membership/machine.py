@@ -160,8 +160,9 @@ class Membership(Takeover):
 
     def store_lost(self, node: str, how: str, now: float) -> list[Action]:
         """A node's store host is gone. Workers that have not met yet would wait for it: their round ends, uncharged."""
-        if self.phase != "running" or not self.is_meeting or self._all_in_place():
-            return []  # Workers in place report ready again when they cannot join.
+        meeting = not all(w.joined for w in self._members()) if self._all_in_place() else self.is_meeting
+        if self.phase != "running" or not meeting:
+            return []
         self._store_losses += 1
         if self._store_losses > _STORE_LOSSES:
             reason = f"the store host was lost {self._store_losses} times in a row; the last one {how}"

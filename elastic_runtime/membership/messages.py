@@ -18,7 +18,7 @@ Coordinator to agent
     copy        what the agent is to keep for a later coordinator; start, go and release carry it too
     ping
 Supervisor to coordinator
-    progress    step, round; stop  reason; ping, answered by pong
+    progress    step, round; stop  reason; copy  what an earlier coordinator gave out; ping, answered by pong
 Coordinator to supervisor
     wanted      nodes: those that should have an agent; event  kind_, text, details; done  state, reason
     state       round, restarts, phase, after each change; silent  node, pid: an agent that no longer answers

@@ -212,6 +212,8 @@ class Service:
             self.machine.progressed(integer(message, "step"), integer(message, "round", -1))
         elif kind == "stop":
             self._do(self.machine.stop(text(message, "reason")))
+        elif kind == "copy":
+            self._do(self.machine.remember(message["copy"], self._now()))
         else:
             raise ValueError("a supervisor says no such thing")
 
@@ -376,6 +378,7 @@ class Service:
                         informed.add(action.node)
                     self._send(connection, message)
         if copy is not None:
+            self._tell_all({"kind": "copy", "copy": copy})
             for node, connection in list(self._agents.items()):
                 if node not in informed:
                     self._send(connection, {"kind": "copy", "copy": copy})
@@ -387,6 +390,8 @@ class Service:
 
     def _changed_copy(self) -> dict[str, Any] | None:
         """Return what agents should keep, if it has changed but for the steps, which they know themselves."""
+        if self.machine.taking_over:
+            return None  # What they keep is more than what is known here.
         copy = self.machine.copy(self._now())
         budget = {key: value for key, value in copy["budget"].items() if key != "step"}
         compared = {**copy, "budget": budget, "round_of_step": 0,

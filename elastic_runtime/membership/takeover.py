@@ -34,6 +34,15 @@ class Takeover(Settling):
         """Whether the agents have not told yet what the coordinator before this one knew."""
         return self._taking_over
 
+    def remember(self, copy: dict[str, Any], now: float) -> list[Action]:
+        """Take in a copy of what an earlier coordinator knew that no agent brings."""
+        if self._taking_over and copy["term"] < self.term:
+            self._take_over(copy, now)
+        return self._advance(now)
+
+    def _advance(self, now: float) -> list[Action]:
+        raise NotImplementedError
+
     def _take_over(self, copy: dict[str, Any], now: float) -> None:
         """Go on from an agent's copy of what an earlier coordinator knew."""
         self.budget.resume(copy["budget"])
@@ -46,12 +55,14 @@ class Takeover(Settling):
             self._finishing = copy["finishing"]
 
     def _end_takeover(self, now: float) -> list[Action]:
-        if now < self._takeover_until and len(self._workers) < self.world_size:
-            return []
-        known = [w for w in self._workers.values() if w.round == self.round or w.state == "ready"]
-        unformed = self.round < 0 and len(self._nodes) < -(-self.desired // self.nodes.workers)
-        if now < self._takeover_until and (unformed or len(known) < self.world_size):
-            return []
+        # Once every node has told what runs there, what is missing has ended.
+        missing = len(self._nodes) < -(-self.desired // self.nodes.workers)
+        if now < self._takeover_until and (missing or not self._managed):
+            if self.round < 0 or len(self._workers) < self.world_size:
+                return []
+            known = sum(w.round == self.round or w.state == "ready" for w in self._workers.values())
+            if known < self.world_size:
+                return []
         self._taking_over = False
         if self._finishing:
             self.phase = "finishing"

@@ -75,6 +75,8 @@ class LocalJob:
         self._round = -1
         self._restarts = 0
         self._told_progress: tuple[int, int] | None = None
+        self._copy: dict[str, Any] | None = None
+        """What the coordinator after this one should know, in case that no agent is left to tell it."""
         self._step_at_loss = -1
         self._lost_in_a_row = 0
         secret = folder.path / "secret"
@@ -239,6 +241,10 @@ class LocalJob:
         if kind == "welcome":
             self._folder.event("coordinator", pid=self._coordinator.pid, term=message["term"])
             self._told_progress = None
+            if self._copy is not None:
+                self._coordinator.send("copy", copy=self._copy)
+        elif kind == "copy":
+            self._copy = message["copy"]
         elif kind == "wanted":
             self._wanted = list(message["nodes"])
         elif kind == "state":
