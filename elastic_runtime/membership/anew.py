@@ -58,7 +58,10 @@ class Anew(Changing):
             Start(node=node, round=self.round, store=store, places=given)
             for node, given in places(assigned).items()
         ]
-        return [self._round_event(), *starts, *self._tell_spares(len(ready) - size)]
+        kept = (
+            min(len(ready), most) if self._managed else len(ready)
+        )  # Managed ones that are too many are sent away.
+        return [self._round_event(), *starts, *self._tell_spares(kept - size)]
 
     def _resize(self, now: float) -> list[Action]:
         """End a running round that should have another size: a smaller one at once, a larger one when it can be had.

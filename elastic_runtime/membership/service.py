@@ -295,7 +295,10 @@ class Service:
     def _one_word(self) -> str:
         if self.done is not None:
             return self.done.state
-        return "recovering" if self.machine.taking_over else self.machine.state
+        machine = self.machine
+        if machine.state == "running" and machine.is_meeting and not all(w.pid for w in machine.workers()):
+            return "forming" if machine.round == 0 else "recovering"  # Its workers are still being started.
+        return "recovering" if machine.taking_over else machine.state
 
     def _counters(self) -> Mapping[str, int]:
         return {} if self._transport is None else self._transport.counters
