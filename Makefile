@@ -49,8 +49,14 @@ setup-dev: $(VENV)/.installed-dev
 demo: setup
 	$(BIN)/kfp-elastic pipeline run digits --local --kill-worker
 
+# Jobs that are killed, stopped and cut off get the machine for themselves; the rest shares it.
+SHARING := $(addprefix tests/integration/,evaluation pages pipelines preprocessing serving test_packaging.py)
+ALONE := $(filter-out $(SHARING) %/__pycache__,$(wildcard tests/integration/*))
+
 test: setup-dev
-	$(PYTEST) tests/unit tests/integration
+	$(PYTEST) -n 2 tests/unit
+	$(PYTEST) -n 2 --dist loadfile $(SHARING)
+	$(PYTEST) $(ALONE)
 
 lint: setup-dev
 	$(BIN)/ruff check .
