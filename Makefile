@@ -50,7 +50,7 @@ demo: setup
 	$(BIN)/kfp-elastic pipeline run digits --local --kill-worker
 
 # Jobs that are killed, stopped and cut off get the machine for themselves; the rest shares it.
-SHARING := $(addprefix tests/integration/,evaluation pages pipelines preprocessing serving test_packaging.py)
+SHARING := $(addprefix tests/integration/,agent evaluation launching membership pages pipelines preprocessing serving test_packaging.py)
 ALONE := $(filter-out $(SHARING) %/__pycache__,$(wildcard tests/integration/*))
 
 test: setup-dev
