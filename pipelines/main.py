@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -33,7 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         # A Ctrl-C while the command itself was still being loaded: nothing has been started.
         sys.stderr.write("interrupted\n")
-        return 130
+        sys.stderr.flush()
+        # Python remembers that an import was interrupted, and would end by the signal whatever is returned here.
+        os._exit(130)
 
 
 if __name__ == "__main__":
