@@ -55,11 +55,12 @@ def _run(command: Sequence[str], grace: float, parent: int) -> int:
         return 127 if isinstance(error, FileNotFoundError) else 126
     # The status is collected in `_watch`; a Popen that goes out of scope would take it first.
     process.returncode = 0
-    return _watch(process.pid, grace, watched)
+    return _watch(process.pid, grace, watched, parent)
 
 
-def _watch(child: int, grace: float, watched: set[signal.Signals]) -> int:
+def _watch(child: int, grace: float, watched: set[signal.Signals], parent: int) -> int:
     deadline: float | None = None
+    orphaned = False
     while True:
         ended = tree.reap()
         if child in ended:
@@ -77,8 +78,10 @@ def _watch(child: int, grace: float, watched: set[signal.Signals]) -> int:
                 os.kill(child, received.si_signo)
             elif deadline is None:
                 deadline = time.monotonic() + grace
+                orphaned = received.si_pid == parent and tree.has_ended(parent)
                 os.kill(child, signal.SIGTERM)
-            else:
+            elif not (orphaned and received.si_pid == parent):
+                # The kernel tells of the starter's death again for its other threads: that is not a second signal.
                 os.kill(child, signal.SIGKILL)
 
 

@@ -15,6 +15,7 @@ __all__ = [
     "descendants",
     "die_with_parent",
     "exit_code",
+    "has_ended",
     "is_stopped",
     "kill_descendants",
     "reap",
@@ -50,10 +51,20 @@ def become_subreaper() -> None:
 
 def is_stopped(pid: int) -> bool:
     """Return whether a process is stopped by a signal (not by a debugger)."""
+    return _state(pid) == b"T"
+
+
+def has_ended(pid: int) -> bool:
+    """Return whether a process is gone, or only still to be collected."""
+    return _state(pid) in (b"", b"Z", b"X")
+
+
+def _state(pid: int) -> bytes:
+    """Return the kernel's letter for the state of a process; empty if there is none."""
     try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"T"
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
     except (OSError, IndexError):
-        return False
+        return b""
 
 
 def _parents() -> Iterator[tuple[int, int]]:

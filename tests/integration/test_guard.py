@@ -89,6 +89,25 @@ def test_the_death_of_the_starter_ends_everything(sandbox: Any, wait: Callable[.
     sandbox.assert_no_process_left()
 
 
+@pytest.mark.parametrize("attempt", range(6))
+def test_the_death_of_a_starter_with_threads_is_told_once(
+    sandbox: Any, wait: Callable[..., Any], attempt: int
+) -> None:
+    """The kernel sends the signal for each thread that the guard is handed on to; how many come is chance."""
+    starter = (
+        "import subprocess, sys, threading, time\n"
+        "for _ in range(3):\n    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+        "subprocess.Popen(sys.argv[1:], start_new_session=True).wait()"
+    )
+    command = "trap 'sleep 0.3; touch saved; exit' TERM; touch ready; while :; do sleep 0.05; done"
+    process = sandbox.start(sys.executable, "-c", starter, *GUARD, "--grace", "60", "--", "sh", "-c", command)
+    wait((sandbox.folder / "ready").exists)
+    process.kill()
+    process.communicate()
+    wait(lambda: not sandbox.processes(), what="the end of all")
+    assert (sandbox.folder / "saved").exists(), "the command had its grace"
+
+
 def test_a_starter_that_is_gone_before_the_guard_comes_up_is_noticed(sandbox: Any) -> None:
     gone = sandbox.start("true")
     gone.communicate()
