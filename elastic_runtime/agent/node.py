@@ -58,7 +58,6 @@ class NodeAgent(Crew):
             silence=config.silence if supervisor is None else None,
         )  # fmt: skip
         self._dismissed = False
-        self._leave_by: float | None = None
         self._watched = time.monotonic()
         self._told_keepers: set[int] = set()
 
@@ -94,7 +93,6 @@ class NodeAgent(Crew):
         now = time.monotonic()
         moments = [self._watched + _WATCH]
         moments += [slot.kill_at for slot in self._slots.values() if slot.kill_at is not None]
-        moments += [self._leave_by] if self._leave_by is not None else []
         moments += [moment] if (moment := self._uplink.next_event) is not None else []
         return max(0.0, min(moments) - now)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from elastic_runtime.errors import ElasticError
 from elastic_runtime.membership.connection import Connection
+from elastic_runtime.membership.watched import Watched
 
 __all__ = ["Uplink"]
 
@@ -45,7 +46,7 @@ class Uplink:
         self._address = address
         self._secret = secret
         self._node = node
-        self._selector = selector
+        self._watched = Watched(selector, self._on_event)
         self._on_open = on_open
         self._on_message = on_message
         self._on_close = on_close
@@ -56,7 +57,6 @@ class Uplink:
         self._aside: Connection | None = None
         """The connection that fell silent. It stays until there is another: its end would say that this agent ended."""
         self._ticked = self._excused_until = time.monotonic()
-        self._registered = -1
         self._attempt = 0
         self._wait = _SHORTEST
         self._next_try = 0.0
@@ -104,7 +104,7 @@ class Uplink:
     def close(self) -> None:
         """Hang up."""
         if self._connection is not None:
-            self._unregister()
+            self._watched.drop()
             self._connection.close()
             self._connection = None
         self._forget_aside()
@@ -145,18 +145,13 @@ class Uplink:
         if connection is None:
             return
         if connection.closed is not None:
-            self._unregister()
+            self._watched.drop()
             self._connection = None
             self.trouble = str(connection.closed)
             self._gone()
             self._retry()
             return
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.wants_write else 0)
-        if self._registered < 0:
-            self._selector.register(connection.fileno(), events, self._on_event)
-            self._registered = connection.fileno()
-        elif self._selector.get_key(self._registered).events != events:
-            self._selector.modify(self._registered, events, self._on_event)
+        self._watched.update(connection)
 
     def _listen(self, now: float) -> None:
         """Put a connection aside that says nothing any more, and make another one."""
@@ -165,7 +160,7 @@ class Uplink:
             return
         if now - connection.last_heard <= self._silence or now <= self._excused_until:
             return
-        self._unregister()
+        self._watched.drop()
         self._forget_aside()
         self._aside, self._connection = connection, None
         self.trouble = f"the coordinator said nothing for {self._silence:g} s"
@@ -181,12 +176,6 @@ class Uplink:
         if self._aside is not None:
             self._aside.close()
             self._aside = None
-
-    def _unregister(self) -> None:
-        if self._registered >= 0:
-            # By number: a socket that was closed has none any more.
-            self._selector.unregister(self._registered)
-            self._registered = -1
 
     def _retry(self) -> None:
         self._next_try = time.monotonic() + self._wait

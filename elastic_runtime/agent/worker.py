@@ -6,7 +6,7 @@ import json
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,6 @@ class Slot:
     """Exit code and last words, once it has ended."""
     said: str = ""
     """Why we killed it, if we did."""
-    last_ready: dict[str, Any] = field(default_factory=dict)
 
     @property
     def slot(self) -> int:

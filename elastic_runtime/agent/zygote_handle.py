@@ -15,6 +15,7 @@ from elastic_runtime.agent.requests import receive, request_pair, send_message
 from elastic_runtime.processes import tree
 from elastic_runtime.processes.command import internal_command
 from elastic_runtime.processes.title import room
+from elastic_runtime.wording import killed_by
 
 __all__ = ["ZygoteHandle"]
 
@@ -100,7 +101,10 @@ class ZygoteHandle:
             return told
         if self._process.poll() is not None:
             code = self._process.returncode
-            return [*told, self._on_loss(f"ended with code {code}" if code >= 0 else _by_signal(-code))]
+            return [
+                *told,
+                self._on_loss(f"ended with code {code}" if code >= 0 else f"was {killed_by(-code)}"),
+            ]
         before, self._silence = self._silence, self._silence + seconds
         if int(before) != int(self._silence) and self._silence > 2 and tree.is_stopped(self._process.pid):
             # Workers that are to start wait for it, and another one takes longer to load.
@@ -170,10 +174,3 @@ class ZygoteHandle:
                         send_message(link, "refused")
                 for descriptor in descriptors[1:]:
                     os.close(descriptor)
-
-
-def _by_signal(number: int) -> str:
-    try:
-        return f"was killed by {signal.Signals(number).name}"
-    except ValueError:
-        return f"was killed by signal {number}"

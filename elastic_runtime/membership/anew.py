@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from elastic_runtime.membership.actions import Action, Event, Start
-from elastic_runtime.membership.changing import Changing, counted
+from elastic_runtime.membership.changing import Changing
 from elastic_runtime.membership.members import Worker, natural, places
 from elastic_runtime.membership.roster import FORMING_PATIENCE, GROWTH_PAUSE, UNRANKED
+from elastic_runtime.wording import counted
 
 __all__ = ["Anew"]
 

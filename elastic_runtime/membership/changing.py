@@ -5,8 +5,9 @@ from __future__ import annotations
 from elastic_runtime.membership.actions import Action, Change, Event, Stop
 from elastic_runtime.membership.members import Worker, by_node
 from elastic_runtime.membership.roster import Roster
+from elastic_runtime.wording import counted
 
-__all__ = ["RETURN_PATIENCE", "Changing", "counted"]
+__all__ = ["RETURN_PATIENCE", "Changing"]
 
 RETURN_PATIENCE = 30.0
 """Seconds in which a worker must come back from a round that broke; then it is killed and started anew."""
@@ -95,8 +96,3 @@ class Changing(Roster):
         allowed = f" (allowed sizes of nodes: {self.nodes})" if self.nodes.sizes is not None else ""
         text = f"training on {counted(self.world_size, 'worker')}, {spares} spare{allowed}"
         return [Event(kind="spare", text=text, details={"spares": spares})]
-
-
-def counted(number: int, noun: str) -> str:
-    """Return the number with its noun, in the plural unless it is one."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

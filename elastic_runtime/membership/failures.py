@@ -7,6 +7,8 @@ import signal
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from elastic_runtime.wording import killed_by
+
 __all__ = ["Budget", "Failure", "Losses", "Verdict", "early_exit", "root_cause"]
 
 _LARGEST_DELAY = 30.0
@@ -44,14 +46,7 @@ class Failure:
     @property
     def cause(self) -> str:
         """What happened, in a few words."""
-        if self.code < 0 and self.message:
-            return self.message
-        if self.code < 0:
-            try:
-                return f"killed by {signal.Signals(-self.code).name}"
-            except ValueError:
-                return f"killed by signal {-self.code}"
-        return self.message or f"exit code {self.code}"
+        return self.message or (killed_by(-self.code) if self.code < 0 else f"exit code {self.code}")
 
 
 def root_cause(failures: list[Failure]) -> Failure:

@@ -170,6 +170,12 @@ class Membership(Takeover):
         self._lost.add(node)
         return self._change(now, planned=False) + self._advance(now)
 
+    def remember(self, copy: dict[str, Any], now: float) -> list[Action]:
+        """Take in a copy of what an earlier coordinator knew that no agent brings."""
+        if self._taking_over and copy["term"] < self.term:
+            self._take_over(copy, now)
+        return self._advance(now)
+
     # --- workers -----------------------------------------------------------------------------------------------
 
     def worker_started(self, node: str, slot: int, spawn: int, pid: int) -> None:

@@ -34,15 +34,6 @@ class Takeover(Settling):
         """Whether the agents have not told yet what the coordinator before this one knew."""
         return self._taking_over
 
-    def remember(self, copy: dict[str, Any], now: float) -> list[Action]:
-        """Take in a copy of what an earlier coordinator knew that no agent brings."""
-        if self._taking_over and copy["term"] < self.term:
-            self._take_over(copy, now)
-        return self._advance(now)
-
-    def _advance(self, now: float) -> list[Action]:
-        raise NotImplementedError
-
     def _take_over(self, copy: dict[str, Any], now: float) -> None:
         """Go on from an agent's copy of what an earlier coordinator knew."""
         self.budget.resume(copy["budget"])

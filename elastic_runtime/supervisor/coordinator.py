@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import selectors
-import signal
 import socket
 import subprocess
 import time
@@ -14,7 +13,9 @@ from typing import Any
 
 from elastic_runtime.errors import ElasticError
 from elastic_runtime.membership.connection import Connection
+from elastic_runtime.membership.watched import Watched
 from elastic_runtime.processes.command import internal_command
+from elastic_runtime.wording import killed_by
 
 __all__ = ["CoordinatorHandle"]
 
@@ -40,14 +41,12 @@ class CoordinatorHandle:
         self._config = config
         self._log = log
         self._secret = secret
-        self._selector = selector
         self._on_message = on_message
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
-        self._registered: int | None = None
+        self._watched = Watched(selector, self._on_event)
         self._heard = self._turn = self._asked = self._next_try = time.monotonic()
         self._welcomed = False
-        self.losses = 0
 
     @property
     def pid(self) -> int | None:
@@ -87,7 +86,7 @@ class CoordinatorHandle:
         said = ""
         if self._process is not None and self._process.poll() is not None:
             code = self._process.returncode
-            said = self._replace(f"ended with code {code}" if code >= 0 else _by_signal(-code))
+            said = self._replace(f"ended with code {code}" if code >= 0 else f"was {killed_by(-code)}")
         elif self._process is not None and now - self._heard > _PATIENCE:
             self._process.kill()
             self._process.wait()
@@ -112,7 +111,6 @@ class CoordinatorHandle:
         self._listener.close()
 
     def _replace(self, how: str) -> str:
-        self.losses += 1
         self._drop()
         self.start()
         return f"the coordinator {how}; another one takes over"
@@ -133,10 +131,8 @@ class CoordinatorHandle:
             connection.on_writable()
         connection.on_readable()
         for message in connection.messages():
-            self._heard = max(self._heard, time.monotonic()) if not self._welcomed else time.monotonic()
-            if message["kind"] == "welcome":
-                self._welcomed = True
-                self._heard = time.monotonic()
+            self._heard = time.monotonic()
+            self._welcomed = self._welcomed or message["kind"] == "welcome"
             self._on_message(message)
         self._look()
 
@@ -148,17 +144,10 @@ class CoordinatorHandle:
         if connection.closed is not None:
             self._drop()
             return
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.wants_write else 0)
-        if self._registered is None:
-            self._registered = connection.fileno()
-            self._selector.register(self._registered, events, self._on_event)
-        elif self._selector.get_key(self._registered).events != events:
-            self._selector.modify(self._registered, events, self._on_event)
+        self._watched.update(connection)
 
     def _drop(self) -> None:
-        if self._registered is not None:
-            self._selector.unregister(self._registered)
-            self._registered = None
+        self._watched.drop()
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -172,10 +161,3 @@ def _listen() -> socket.socket:
         return socket.create_server(("127.0.0.1", 0), backlog=4096)
     except OSError:
         return socket.create_server(("::1", 0), family=socket.AF_INET6, backlog=4096)
-
-
-def _by_signal(number: int) -> str:
-    try:
-        return f"was killed by {signal.Signals(number).name}"
-    except ValueError:
-        return f"was killed by signal {number}"

@@ -24,7 +24,8 @@ from elastic_runtime.processes import tree
 from elastic_runtime.supervisor.coordinator import CoordinatorHandle
 from elastic_runtime.supervisor.logs import LogStream
 from elastic_runtime.supervisor.node import NodeHandle
-from elastic_runtime.supervisor.progress import Progress, counted
+from elastic_runtime.supervisor.progress import Progress
+from elastic_runtime.wording import counted
 
 __all__ = ["LocalJob"]
 

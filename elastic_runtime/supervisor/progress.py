@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from elastic_runtime.jobs.folder import is_report
+from elastic_runtime.wording import counted
 
-__all__ = ["Progress", "Recovery", "counted"]
+__all__ = ["Progress", "Recovery"]
 
 
 @dataclass
@@ -128,11 +129,6 @@ class Progress:
             parts.append(f"{rate:,.0f} samples/s")
         parts += [counted(self.line["world_size"], "worker"), counted(restarts, "restart")]
         return "[progress] " + ", ".join(parts)
-
-
-def counted(number: int, noun: str) -> str:
-    """Return `number` and `noun`, in the plural where there is not one."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _rate(before: dict[str, Any], now: dict[str, Any]) -> float | None:

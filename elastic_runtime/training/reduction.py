@@ -67,7 +67,6 @@ class _Bucket:
             )
             at += parameter.numel()
         self.missing = len(indices)
-        self.launched = False
         self.work: dist.Work | None = None
 
     def fill(self) -> None:
@@ -87,7 +86,6 @@ class _Bucket:
 
     def launch(self) -> None:
         """Start the sum."""
-        self.launched = True
         self.work = dist.all_reduce(self.flat, async_op=True)
 
 
@@ -144,7 +142,7 @@ class Reducer:
         count = len(self._parameters)
         self._used, self._seen = [False] * count, [False] * count
         for bucket in self._buckets:
-            bucket.missing, bucket.launched, bucket.work = len(bucket.indices), False, None
+            bucket.missing, bucket.work = len(bucket.indices), None
 
     def arm(self) -> None:
         """The backward passes that follow are the last of this rank's share: their gradients may go."""
