@@ -58,6 +58,8 @@ class Service:
         """Connection of each node."""
         self._nodes: dict[int, str] = {}
         self._wanted: tuple[str, ...] | None = None
+        self._supervised = False
+        """Whether the supervisor has said something."""
         self.done: act.Done | None = None
         self._told_state: dict[str, Any] = {}
         self._copy: dict[str, Any] = {}
@@ -206,6 +208,7 @@ class Service:
 
     def _on_supervisor(self, connection: int, message: dict[str, Any]) -> None:
         kind = text(message, "kind")
+        self._supervised = True  # The first thing that it says is how far the job is.
         if kind == "ping":
             self._send(connection, {"kind": "pong"})
         elif kind == "progress":
@@ -269,7 +272,7 @@ class Service:
         return {
             "name": self._name,
             "state": self._one_word(),
-            "taking_over": machine.taking_over,
+            "taking_over": self._taking_over,
             "global_step": machine.budget.step,
             "world_size": machine.world_size if machine.state == "running" else len(machine.workers()),
             "min": machine.minimum,
@@ -292,13 +295,19 @@ class Service:
             ],
         }
 
+    @property
+    def _taking_over(self) -> bool:
+        """Whether somebody has still to tell what the coordinator before this one knew: agents, or the supervisor."""
+        machine = self.machine
+        return machine.taking_over or (machine.managed and machine.term > 1 and not self._supervised)
+
     def _one_word(self) -> str:
         if self.done is not None:
             return self.done.state
         machine = self.machine
         if machine.state == "running" and machine.is_meeting and not all(w.pid for w in machine.workers()):
             return "forming" if machine.round == 0 else "recovering"  # Its workers are still being started.
-        return "recovering" if machine.taking_over else machine.state
+        return "recovering" if self._taking_over else machine.state
 
     def _counters(self) -> Mapping[str, int]:
         return {} if self._transport is None else self._transport.counters

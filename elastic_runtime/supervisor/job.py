@@ -230,6 +230,10 @@ class LocalJob:
                 **recovery.as_dict(),
                 step=self._progress.line["step"],
             )
+        self._tell_progress()
+
+    def _tell_progress(self) -> None:
+        """Tell the coordinator how far the job is, if it does not know."""
         now = (self._progress.step, self._progress.round)
         if now != self._told_progress and now[1] >= 0:
             self._told_progress = now
@@ -242,6 +246,7 @@ class LocalJob:
         if kind == "welcome":
             self._folder.event("coordinator", pid=self._coordinator.pid, term=message["term"])
             self._told_progress = None
+            self._tell_progress()
             if self._copy is not None:
                 self._coordinator.send("copy", copy=self._copy)
         elif kind == "copy":
